@@ -27,7 +27,7 @@ from agent_checkpoint.seal import check_seal, is_own_claim, make_seal, seal_clai
 from agent_checkpoint.store.checkpoint_entries import seal_entry
 from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.store.sealed_streams import ForeignEntry, read_entries
-from agent_checkpoint.workspace.fork.materialized import open_materialized
+from agent_checkpoint.workspace.fork.lowerdir import open_lowerdir
 from agent_checkpoint.workspace.scan.stat_index import read_index
 
 OTHER = 65534
@@ -544,7 +544,7 @@ class TestWorkspaces:
         base.mkdir(parents=True)
         give(base)
         with pytest.raises(Exception, match="owned by uid"):
-            open_materialized(home / "bases", tree, lambda path: pytest.fail("looked at"))
+            open_lowerdir(workspace.fork_origin, tree, home / "bases")
 
     def test_under_umask_0_nothing_is_for_others(self, tmp_path: Path, home: Path) -> None:
         before = os.umask(0)

@@ -43,7 +43,7 @@ def drop_caches() -> None:
     """
     with block_forks():
         # Slow to load.
-        from agent_checkpoint.workspace.fork.materialized import remove_unused_trees
+        from agent_checkpoint.workspace.fork.lowerdir import remove_unused_trees
         from agent_checkpoint.workspace.scan.stat_index import remove_indexes
 
     try:

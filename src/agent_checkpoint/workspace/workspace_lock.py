@@ -41,7 +41,9 @@ class RootLock:
             ) from error
         owner = os.getpid()
         try:
-            self._lock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH, timeout)
+            kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+            with suppress(OSError):  # the file system has no locks: work without one
+                take_lock(fd, kind, f"The workspace {short_repr(str(self.path))}", timeout)
             self._fd = fd
             yield fd
         finally:
@@ -51,14 +53,24 @@ class RootLock:
                     fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
-    def _lock(self, fd: int, kind: int, timeout: float) -> None:
-        try:
-            holders = acquire_lock(fd, kind, timeout)
-        except OSError:
-            return  # the file system has no locks: work without one
-        if holders is not None:
-            raise WorkspaceError(
-                f"The workspace {short_repr(str(self.path))} has been locked by {holders} for more "
-                f"than {timeout:g} s. Wait for that process or end it, then retry.",
-                retryable=True,
-            )
+
+def take_lock(fd: int, how: int, what: str, timeout: float = LOCK_TIMEOUT) -> None:
+    """Lock an open file.
+
+    Args:
+        fd: the file.
+        how: `LOCK_SH` or `LOCK_EX`.
+        what: what the file locks, for the error.
+        timeout: in seconds.
+
+    Raises:
+        WorkspaceError: the lock was not free within the timeout.
+        OSError: the file system failed.
+    """
+    holders = acquire_lock(fd, how, timeout)
+    if holders is not None:
+        raise WorkspaceError(
+            f"{what} has been locked by {holders} for more than {timeout:g} s. Wait for that "
+            "process or end it, then retry.",
+            retryable=True,
+        )

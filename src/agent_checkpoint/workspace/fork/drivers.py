@@ -32,8 +32,10 @@ from agent_checkpoint.workspace.fork.overlay_mount import (
     changes,
     remove_tree,
     unmount,
+    wrap_errors,
 )
 from agent_checkpoint.workspace.fork.tree_copy import can_reflink
+from agent_checkpoint.workspace.safe_open import open_root
 
 _TOKEN = re.compile(r"[0-9a-f]{16}")
 _TORN_AFTER = 60.0
@@ -142,25 +144,24 @@ def begin_fork(records: Path, beside: Path, target: Path | None = None) -> ForkP
         }
     )
     try:
-        make_directory(records)
-        fd = os.open(fork.record, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(fd, text.encode())
-            os.fsync(fd)  # a power loss must not leave directories without a record
-        finally:
-            os.close(fd)
-        make_directory(private.parent)
-        os.mkdir(private, 0o700)
-        if target is not None:
-            if made:
-                os.mkdir(target, 0o700)
-            if not target.is_dir() or os.listdir(target):
-                raise UnsafeWorkspaceError(f"{str(target)!r} is not an empty directory.")
-    except BaseException as error:
+        with wrap_errors(f"create the fork {str(private)!r}"):
+            make_directory(records)
+            fd = os.open(fork.record, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(fd, text.encode())
+                os.fsync(fd)  # a power loss must not leave directories without a record
+            finally:
+                os.close(fd)
+            make_directory(private.parent)
+            os.mkdir(private, 0o700)
+            if target is not None:
+                if made:
+                    os.mkdir(target, 0o700)
+                if not target.is_dir() or os.listdir(target):
+                    raise UnsafeWorkspaceError(f"{str(target)!r} is not an empty directory.")
+    except BaseException:
         with suppress(WorkspaceError, OSError):
             end_fork(fork)
-        if isinstance(error, OSError):
-            raise _failure(f"create the fork {str(private)!r}", error) from error
         raise
     return fork
 
@@ -179,7 +180,7 @@ def end_fork(fork: ForkPaths) -> None:
             f"This process runs in the fork {str(fork.private)!r}. Close the fork in another "
             "process."
         )
-    try:
+    with wrap_errors(f"remove the fork {str(fork.private)!r}"):
         end_view(fork.view_name)
         if fork.target is not None:
             unmount(fork.target, name=fork.mount_name)
@@ -189,8 +190,6 @@ def end_fork(fork: ForkPaths) -> None:
                 os.rmdir(fork.target)
         with suppress(FileNotFoundError):
             os.unlink(fork.record)
-    except OSError as error:
-        raise _failure(f"remove the fork {str(fork.private)!r}", error) from error
 
 
 def clean_up(records: Path) -> list[str]:
@@ -203,11 +202,11 @@ def clean_up(records: Path) -> list[str]:
     """
     problems: list[str] = []
     try:
-        fd = os.open(records, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = open_root(records)
     except FileNotFoundError:
         return problems
     except OSError as error:
-        return [str(_failure(f"read {str(records)!r}", error))]
+        return [f"Cannot read {str(records)!r}: {error.strerror or error}."]
     try:
         holders = acquire_lock(fd, fcntl.LOCK_EX, LOCK_TIMEOUT)  # one cleanup at a time
         if holders is not None:
@@ -225,7 +224,7 @@ def clean_up(records: Path) -> list[str]:
 
 
 def _probe_drivers(place: Path) -> _DriverSupport:
-    try:
+    with wrap_errors(f"create forks in {str(place)!r}"):
         key = (os.stat(place).st_dev, os.geteuid())
         if key not in _support:
             for name in os.listdir(place):  # left by a process killed during its probe
@@ -239,8 +238,6 @@ def _probe_drivers(place: Path) -> _DriverSupport:
             finally:
                 remove_tree(probe)
         return _support[key]
-    except OSError as error:
-        raise _failure(f"create forks in {str(place)!r}", error) from error
 
 
 def _probe_view(probe: Path) -> bool:
@@ -347,7 +344,3 @@ def _text(path: str) -> str:
         return Path(path).read_text().strip()
     except OSError:
         return ""
-
-
-def _failure(action: str, error: OSError) -> WorkspaceError:
-    return WorkspaceError(f"Cannot {action}: {error.strerror or error}.")

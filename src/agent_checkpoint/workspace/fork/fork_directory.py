@@ -12,7 +12,6 @@ from typing import NamedTuple, TypeVar
 from agent_checkpoint.backends.default_paths import data_home
 from agent_checkpoint.errors import UnsafeWorkspaceError, WorkspaceError
 from agent_checkpoint.options import Driver, check_option
-from agent_checkpoint.records import short_repr
 from agent_checkpoint.workspace.changes.overlay_upper import OverlayUpper
 from agent_checkpoint.workspace.fork.drivers import (
     ForkPaths,
@@ -21,13 +20,19 @@ from agent_checkpoint.workspace.fork.drivers import (
     clean_up,
     end_fork,
 )
-from agent_checkpoint.workspace.fork.lowerdir import ForkOrigin, open_lowerdir
-from agent_checkpoint.workspace.fork.materialized import (
-    MaterializedTree,
+from agent_checkpoint.workspace.fork.lowerdir import (
+    ForkOrigin,
+    Lowerdir,
     materialize,
+    open_lowerdir,
     remove_unused_trees,
 )
-from agent_checkpoint.workspace.fork.overlay_mount import changes, mount_overlay, remove_tree
+from agent_checkpoint.workspace.fork.overlay_mount import (
+    changes,
+    mount_overlay,
+    remove_tree,
+    wrap_errors,
+)
 from agent_checkpoint.workspace.fork.tree_copy import can_reflink, copy_tree
 from agent_checkpoint.workspace.scan.entry_filter import STAGING
 from agent_checkpoint.workspace.tree.dir_state import DirState
@@ -49,21 +54,17 @@ class ForkDirectory(NamedTuple):
     """Reports the changes since then; None for a copy."""
     places: ForkPaths | None = None
     """The directories of an overlay."""
-    base: MaterializedTree | None = None
+    lowerdir: Lowerdir | None = None
 
     def remove(self) -> None:
         """Remove the directory, with its mount. Raises WorkspaceError."""
         if self.places is not None:
             end_fork(self.places)
         else:
-            try:
+            with wrap_errors(f"remove the fork {str(self.path)!r}"):
                 remove_tree(self.path)
-            except OSError as error:
-                raise WorkspaceError(
-                    f"The fork {short_repr(str(self.path))} cannot be removed ({error.strerror})."
-                ) from error
-        if self.base is not None:
-            self.base.release()
+        if self.lowerdir is not None:
+            self.lowerdir.release()
 
 
 def checked_target(origin: Path, path: str | os.PathLike[str], driver: Driver) -> Path:
@@ -149,7 +150,7 @@ def _overlay(origin: ForkOrigin, target: Path, tree: Tree) -> ForkDirectory:
         raise
     lower = lowerdir.lower
     upper = OverlayUpper(partial(changes, places.upper, lower))
-    made = ForkDirectory(target, "overlay", tree, lowerdir.folder, upper, places, lowerdir.base)
+    made = ForkDirectory(target, "overlay", tree, lowerdir.folder, upper, places, lowerdir)
     try:
         mount_overlay(lower, places.upper, places.work, target, name=places.mount_name)
     except BaseException:
@@ -174,9 +175,8 @@ def _copy(
             copy_tree(origin.path, places.files, leave_out=is_internal)
         else:
             materialize(tree, places.files)
-        os.rename(places.files, target)  # atomic: the fork is complete or absent
-    except OSError as error:
-        raise WorkspaceError(f"{target} cannot be created ({error.strerror}).") from error
+        with wrap_errors(f"create {str(target)!r}"):
+            os.rename(places.files, target)  # atomic: the fork is complete or absent
     finally:
         end_fork(places)
     state = origin.scanner.dir_state if is_current else None

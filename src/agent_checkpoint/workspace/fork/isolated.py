@@ -21,7 +21,8 @@ from agent_checkpoint.workspace.changes.overlay_upper import OverlayUpper
 from agent_checkpoint.workspace.fork.drivers import ForkPaths, begin_fork, can_view, end_fork
 from agent_checkpoint.workspace.fork.lowerdir import ForkOrigin, open_lowerdir
 from agent_checkpoint.workspace.fork.namespace_view import enter_private_view
-from agent_checkpoint.workspace.fork.overlay_mount import changes
+from agent_checkpoint.workspace.fork.overlay_mount import changes, wrap_errors
+from agent_checkpoint.workspace.safe_open import open_root
 from agent_checkpoint.workspace.scan.stat_index import read_index, write_index
 from agent_checkpoint.workspace.tree.dir_state import DirState
 from agent_checkpoint.workspace.tree.snapshot import Tree
@@ -34,10 +35,8 @@ def private_forks_dir() -> Path:
         WorkspaceError: it cannot be created.
     """
     path = data_home() / "branches"
-    try:
+    with wrap_errors(f"create {str(path)!r}"):
         make_directory(path)
-    except OSError as error:
-        raise WorkspaceError(f"{path} cannot be created ({error.strerror}).") from error
     return path
 
 
@@ -68,10 +67,8 @@ class IsolatedForks:
         try:
             self._own = begin_fork(self._records, self._beside)
             self._index = self._own.private / "index"
-            write_index(self._index, self._lowerdir.folder)
-        except OSError as error:
-            self.close()
-            raise WorkspaceError(f"{self._beside} cannot be written ({error}).") from error
+            with wrap_errors(f"write {str(self._index)!r}"):
+                write_index(self._index, self._lowerdir.folder)
         except BaseException:
             self.close()
             raise
@@ -127,7 +124,7 @@ class ForkNamespace:
         lower, private = Path(arguments["lower"]), Path(arguments["private"])
         upper = private / "upper"
         # Opened before the mount hides it; change detection compares with it.
-        opened = os.open(lower, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened = open_root(lower)
         self.upper = OverlayUpper(partial(changes, upper, Path(f"/proc/self/fd/{opened}")))
         """Reports the changes since the fork."""
         enter_private_view(lower, upper, private / "work", self.path, name=arguments["name"])

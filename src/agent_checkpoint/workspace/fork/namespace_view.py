@@ -21,8 +21,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from agent_checkpoint.errors import UnsafeWorkspaceError, WorkspaceError
@@ -32,6 +32,7 @@ from agent_checkpoint.workspace.fork.overlay_mount import (
     is_called,
     mount_overlay,
     mounts,
+    wrap_errors,
 )
 
 VIEW = f"{NAME}-view"
@@ -45,6 +46,7 @@ As in a shell, 126 and 127 mean that the command failed to run.
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 _MS_REC, _MS_SLAVE = 0x4000, 0x80000
 _KILL_SECONDS = 5.0
+_ACTION = "create a private mount namespace"
 _PR_SET_PDEATHSIG = 1
 _CAPABILITY_VERSION_3 = 0x20080522
 
@@ -83,13 +85,13 @@ def enter_private_view(lower: Path, upper: Path, work: Path, at: Path, *, name: 
         raise WorkspaceError(
             "A process with several threads cannot enter a private mount namespace."
         )
-    with _wrap_errors():
+    with wrap_errors(_ACTION):
         here = _current_directory()
         has_gained = _unshare()
         # Mounts outside propagate into the namespace, but not the other way.
         call("mount", b"none", b"/", None, _MS_REC | _MS_SLAVE, None)
     mount_overlay(lower, upper, work, at, name=name)
-    with _wrap_errors():
+    with wrap_errors(_ACTION):
         if has_gained:
             _drop_capabilities()
         # Re-enter by path, which may now lead into the view. Otherwise relative paths would lead
@@ -264,16 +266,6 @@ def end_with(parent: int) -> None:
     call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL.value, 0, 0, 0)
     if os.getppid() != parent:  # the parent has already ended
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-@contextmanager
-def _wrap_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise WorkspaceError(
-            f"Cannot create a private mount namespace: {error.strerror or error}."
-        ) from error
 
 
 def _fail(text: str, status: int) -> int:

@@ -13,7 +13,7 @@ import errno
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from agent_checkpoint.backends.os_support.mounts import Mount, mount_table
@@ -53,7 +53,7 @@ def mount_overlay(lower: Path, upper: Path, work: Path, target: Path, *, name: s
     if not sys.platform.startswith("linux"):
         raise WorkspaceError("Overlay mounts are available on Linux only.")
     _check_disjoint(lower, upper, work)
-    try:
+    with wrap_errors(f"mount an overlay at {str(target)!r}"):
         _create_like(lower, upper)
         # New for each mount: the kernel refuses a work directory of an earlier volatile mount.
         fresh = work / os.urandom(4).hex()
@@ -69,8 +69,6 @@ def mount_overlay(lower: Path, upper: Path, work: Path, target: Path, *, name: s
                 # between kernels, and all options must fit into one memory page.
                 places.append(f"/proc/self/fd/{fd}")
             _mount(places, name, _xattr_option(upper))
-    except OSError as error:
-        raise _failure("mount an overlay at", target, error) from error
 
 
 def unmount(target: Path, *, name: str = NAME) -> bool:
@@ -83,7 +81,7 @@ def unmount(target: Path, *, name: str = NAME) -> bool:
     """
     is_free = True
     place = os.path.realpath(os.fsencode(target))
-    try:
+    with wrap_errors(f"unmount {str(target)!r}"):
         while is_mounted(target, name=name):
             try:
                 call("umount2", place, _UMOUNT_NOFOLLOW)
@@ -94,8 +92,6 @@ def unmount(target: Path, *, name: str = NAME) -> bool:
                 # mount now, so that a forgotten shell does not keep a fork alive.
                 is_free = False
                 call("umount2", place, _MNT_DETACH | _UMOUNT_NOFOLLOW)
-    except OSError as error:
-        raise _failure("unmount", target, error) from error
     return is_free
 
 
@@ -138,19 +134,15 @@ def changes(upper: Path, lower: Path | None = None) -> ChangedPaths:
         WorkspaceError: the upper directory cannot be read, so a full scan is needed.
     """
     found = ChangedPaths({}, set())
-    path = b""
-    with ExitStack() as opened:
-        try:
-            above = opened.enter_context(DirectoryOpener(open_root(upper)))
-            below = None
-            if lower is not None:
-                below = opened.enter_context(DirectoryOpener(open_root(lower)))
-            waiting = [b""]
-            while waiting:
-                path = waiting.pop()
-                waiting += _read_changes(path, above.open(path), below, found)
-        except OSError as error:
-            raise _failure("read", upper / os.fsdecode(path), error) from error
+    with wrap_errors(f"read {str(upper)!r}"), ExitStack() as opened:
+        above = opened.enter_context(DirectoryOpener(open_root(upper)))
+        below = None
+        if lower is not None:
+            below = opened.enter_context(DirectoryOpener(open_root(lower)))
+        waiting = [b""]
+        while waiting:
+            path = waiting.pop()
+            waiting += _read_changes(path, above.open(path), below, found)
     return found
 
 
@@ -274,8 +266,13 @@ def _check_disjoint(*directories: Path) -> None:
                 )
 
 
-def _failure(action: str, path: Path, error: OSError) -> WorkspaceError:
-    return WorkspaceError(f"Cannot {action} {str(path)!r}: {error.strerror or error}.")
+@contextmanager
+def wrap_errors(action: str) -> Iterator[None]:
+    """Convert an OSError in the block into a WorkspaceError with the failed action."""
+    try:
+        yield
+    except OSError as error:
+        raise WorkspaceError(f"Cannot {action}: {error.strerror or error}.") from error
 
 
 def _remove(root: int, name: str) -> list[str]:
