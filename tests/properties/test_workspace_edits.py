@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from agent_checkpoint import CheckpointManager, Workspace
 from agent_checkpoint.backends.default_paths import ENVIRONMENT
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.changes.inotify import can_watch
 from agent_checkpoint.workspace.restore.plan import Plan
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from tests.unit.workspace.disk import (
@@ -40,6 +39,7 @@ from tests.unit.workspace.disk import (
     restored,
     without_syncs,
 )
+from tests.unit.workspace.watching import can_watch
 
 NAMES = [b"a", b"b", b"sub", b"x.txt", b"-", b"two words", b"new\nline", "é".encode(), b"e\xcc\x81"]
 CONTENTS = [b"", b"1", b"same size", b"size same", b"x" * 3000]

@@ -107,7 +107,8 @@ def _existing(place: Path) -> Path:
 
 
 def _kernel() -> list[_Check]:
-    from agent_checkpoint.workspace.changes.inotify import Watcher, WatchError
+    from agent_checkpoint.workspace.changes.changed_paths import WatchError
+    from agent_checkpoint.workspace.changes.inotify import Watcher
     from agent_checkpoint.workspace.fork.drivers import best_driver, can_view
     from agent_checkpoint.workspace.fork.tree_copy import can_reflink
 

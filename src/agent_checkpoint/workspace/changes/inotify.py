@@ -18,11 +18,9 @@ import struct
 import termios
 import weakref
 from functools import cache
-from pathlib import Path
 
 from agent_checkpoint.backends.os_support.mounts import open_table
-from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths as ChangedPaths
-from agent_checkpoint.workspace.changes.changed_paths import WatchError as WatchError
+from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths, WatchError
 from agent_checkpoint.workspace.changes.file_systems import WatchedRoot, inspect_root, mounts_around
 
 _MODIFY, _ATTRIB, _CLOSE_WRITE = 0x2, 0x4, 0x8
@@ -260,24 +258,6 @@ class Watcher:
         self._changed.replaced.update(self._reported.replaced)
         for path in self._added:
             self._handle_own(path, _SELF_GONE)
-
-
-def can_watch(root: Path) -> bool:
-    """Return whether the file systems below a directory raise an event for every change.
-
-    Network file systems and unknown ones do not. `Watcher.add` also rejects such a root, in case
-    it was mounted after this check.
-    """
-    try:
-        _libc()
-        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            inspect_root(fd)
-        finally:
-            os.close(fd)
-    except (OSError, WatchError):
-        return False
-    return True
 
 
 def _checked(result: int) -> int:

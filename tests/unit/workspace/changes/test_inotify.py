@@ -21,8 +21,10 @@ import pytest
 
 from agent_checkpoint.backends.os_support import mounts
 from agent_checkpoint.workspace.changes import inotify as module
+from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths, WatchError
 from agent_checkpoint.workspace.changes.file_systems import LOCAL
-from agent_checkpoint.workspace.changes.inotify import ChangedPaths, Watcher, WatchError, can_watch
+from agent_checkpoint.workspace.changes.inotify import Watcher
+from tests.unit.workspace.watching import can_watch
 
 pytestmark = pytest.mark.skipif(
     not can_watch(Path(tempfile.gettempdir())),

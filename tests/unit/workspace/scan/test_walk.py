@@ -10,11 +10,11 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Workspace, WorkspaceError
 from agent_checkpoint.errors import StorageError
-from agent_checkpoint.workspace.changes.inotify import can_watch
 from agent_checkpoint.workspace.scan import file_reader, scanner
 from agent_checkpoint.workspace.scan.scan_cache import ScanCache
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from tests.unit.workspace.disk import describe
+from tests.unit.workspace.watching import can_watch
 
 
 @pytest.fixture
