@@ -37,7 +37,13 @@ from agent_checkpoint.workspace.root_checks import as_store, checked_root, clean
 from agent_checkpoint.workspace.scan.scanner import Scanner
 from agent_checkpoint.workspace.scan.snapshot_limit import Progress, SnapshotLimit
 from agent_checkpoint.workspace.tree.dir_state import DirState
-from agent_checkpoint.workspace.tree.snapshot import PathNote, Tree, objects_from, tree_of
+from agent_checkpoint.workspace.tree.snapshot import (
+    PathNote,
+    Tree,
+    objects_from,
+    sorted_notes,
+    tree_of,
+)
 from agent_checkpoint.workspace.workspace_lock import RootLock
 
 if TYPE_CHECKING:
@@ -163,11 +169,7 @@ class Workspace:
         """Entries that the last snapshot could not capture consistently, with the reason."""
         state = self._scanner.dir_state
         notes = () if state is None else state.all_notes()
-        return sorted(
-            PathNote(os.fsdecode(path), note.kind, note.text)
-            for path, note in notes
-            if note.is_loss
-        )
+        return list(sorted_notes((path, note) for path, note in notes if note.is_loss))
 
     @property
     def left_out(self) -> list[str]:

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
-from typing import NamedTuple
 
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.workspace.ignore.patterns import (
@@ -144,15 +143,8 @@ class Rules:
         return Rules(own, git, self.reads_files, errors)
 
 
-class _Parsed(NamedTuple):
-    """Parsed rules, with the first error and its line."""
-
-    groups: tuple[PatternGroup, ...]
-    error: str | None
-
-
-def _parse(text: bytes, *, as_git: bool) -> _Parsed:
-    """Parse the lines of a rule file.
+def _parse(text: bytes, *, as_git: bool) -> tuple[tuple[PatternGroup, ...], str | None]:
+    """Parse the lines of a rule file; return the patterns and the first error with its line.
 
     Args:
         text: the lines.
@@ -183,7 +175,7 @@ def _parse(text: bytes, *, as_git: bool) -> _Parsed:
             continue
         if pattern is not None:
             patterns.append(pattern)
-    return _Parsed(group_patterns(patterns), errors[0] if errors else None)
+    return group_patterns(patterns), errors[0] if errors else None
 
 
 # The same files are parsed at every snapshot, and again for each directory that is scanned

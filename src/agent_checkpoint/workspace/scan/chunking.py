@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
@@ -27,7 +28,7 @@ def cut(fd: int) -> Iterator[bytes]:
         while data := _read(fd, _CHUNK):
             yield data
         return
-    for chunk in chunker.cut_stream(_Stream(fd)):
+    for chunk in chunker.cut_stream(SimpleNamespace(read=partial(_read, fd))):
         yield bytes(chunk.data)
 
 
@@ -55,23 +56,9 @@ def _chunker() -> Any:
     return module.FastCDC(_CHUNK, min_size=_SMALLEST, max_size=_LARGEST)
 
 
-class _Stream:
-    """A file descriptor as a stream for the chunker; does not close it."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def read(self, n: int) -> bytes:
-        """Return the next `n` bytes, fewer only at the end of the file."""
-        return _read(self._fd, n)
-
-
 def _read(fd: int, size: int) -> bytes:
+    """Return the next bytes of a file, fewer than `size` only at its end. Raises OSError."""
     data = os.read(fd, size)
-    if len(data) in (0, size):
-        return data
-    pieces = [data]
-    while data and (size := size - len(data)):
-        data = os.read(fd, size)
-        pieces.append(data)
-    return b"".join(pieces)
+    while 0 < len(data) < size and (more := os.read(fd, size - len(data))):
+        data += more
+    return data

@@ -121,22 +121,13 @@ class ScanCache:
 
     def _put_again(self, state: DirState, writer: Writer) -> None:
         """Write again the directory objects of a checkpoint that was not committed."""
-        stack = [state]
-        while stack:
-            state = stack.pop()
-            if state.is_stored or writer.backend is None:
-                continue
-            if not writer.holds(state.stored.ref):
-                put_directory(state.items(objects_from(writer.backend)), writer.put)
-            stack += state.subdirs.values()
+        for each in _not_stored(state):
+            if writer.backend is not None and not writer.holds(each.stored.ref):
+                put_directory(each.items(objects_from(writer.backend)), writer.put)
 
     def _committed(self, state: DirState) -> None:
-        stack = [state]
-        while stack:
-            each = stack.pop()
-            if not each.is_stored:
-                each.is_stored = True
-                stack += each.subdirs.values()
+        for each in _not_stored(state):
+            each.is_stored = True
         if self._reads_since_index < _REWRITE_INDEX_AFTER or not self._writes_index:
             return
         path = self._index_path()
@@ -162,3 +153,13 @@ class ScanCache:
         # Indexes for other rules contain other files.
         identity = os.fsencode(store_path), os.fsencode(self._path), self._rules.key
         return home / "index" / hashlib.sha256(b"\0".join(identity)).hexdigest()[:32]
+
+
+def _not_stored(state: DirState) -> Iterator[DirState]:
+    """Iterate over the directories that no durable checkpoint refers to, parents first."""
+    stack = [state]
+    while stack:
+        state = stack.pop()
+        if not state.is_stored:
+            yield state
+            stack += state.subdirs.values()

@@ -198,7 +198,7 @@ class Scanner:
                 self._source.forget(path)  # before it is watched again, perhaps elsewhere
         try:
             self._links.has_new = False
-            walk = self._tree_walk(root, writer, reader, self._source, self._links, self._lost)
+            walk = self._tree_walk(root, writer, reader, self._links, self._lost)
             by_signature = self._source is not None and self._source.is_exact
             state = walk.partial(known, events.names, events.replaced, by_signature=by_signature)
             return None if self._links.has_new else state  # other links of that file are unknown
@@ -225,13 +225,13 @@ class Scanner:
         known, is_copy = self._cache.dir_state, self._cache.is_copy
         try:
             try:
-                walk = self._tree_walk(root, writer, reader, self._source)
+                walk = self._tree_walk(root, writer, reader)
                 state = walk.full(known, is_copy=is_copy)
             except WatchError as error:
                 self.close()
                 self.watch_trouble = str(error)
                 self._watch = False  # it would fail again
-                walk = self._tree_walk(root, writer, reader, None)
+                walk = self._tree_walk(root, writer, reader)
                 state = walk.full(known, is_copy=is_copy)
         except OSError as error:
             raise WorkspaceError(
@@ -248,9 +248,9 @@ class Scanner:
         known = self._cache.dir_state
         if known is None or self._cache.is_copy:
             return None
-        watch = None if self._watches_all else self._watch_directory
+        source = None if self._watches_all else self._source
         try:
-            stat_pass = StatPass(root, watch)
+            stat_pass = StatPass(root, None if source is None else source.add)
             stat_pass.run(known)
             names, replaced = stat_pass.changed
             if self._has_rule_file(names):
@@ -259,21 +259,16 @@ class Scanner:
             self._links = stat_pass.links
             if not names:
                 return known
-            walk = self._tree_walk(root, writer, reader, self._source, self._links, self._lost)
+            walk = self._tree_walk(root, writer, reader, self._links, self._lost)
             return walk.partial(known, names, replaced, by_signature=True)
         except (OSError, EntryChanged, WatchError):  # the tree changed during the scan
             return None
-
-    def _watch_directory(self, fd: int, path: bytes) -> None:
-        if self._source is not None:
-            self._source.add(fd, path)
 
     def _tree_walk(
         self,
         root: int,
         writer: Writer,
         reader: FileReader,
-        source: Watcher | OverlayUpper | None,
         links: HardLinks | None = None,
         lost: dict[bytes, set[bytes]] | None = None,
     ) -> TreeWalk:
@@ -291,7 +286,7 @@ class Scanner:
             reader,
             rules=self._rules,
             own_inodes=own_inodes,
-            watches=source,
+            watch=None if self._source is None else self._source.add,
             links=links,
             lost=lost,
         )

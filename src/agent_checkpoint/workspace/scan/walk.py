@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.changes.changed_paths import by_parent, with_parents
@@ -39,13 +38,6 @@ _TRIES = 3
 _TYPE = 0o170000
 
 
-class Watches(Protocol):
-    """Receives every directory before it is listed."""
-
-    def add(self, fd: int, path: bytes) -> None:
-        """Watch a directory."""
-
-
 class TreeWalk:
     """One walk through a tree, for one checkpoint; `writer` receives the new objects."""
 
@@ -58,7 +50,7 @@ class TreeWalk:
         *,
         rules: Rules,
         own_inodes: Collection[tuple[int, int]],
-        watches: Watches | None = None,
+        watch: Callable[[int, bytes], None] | None,
         links: HardLinks | None = None,
         lost: dict[bytes, set[bytes]] | None = None,
     ) -> None:
@@ -67,7 +59,7 @@ class TreeWalk:
         self._get = get
         self._reader = reader
         self._rules = rules
-        self._watches = watches
+        self._watch = watch
         self._device = os.fstat(root).st_dev
         self._by_signature = True
         self._is_copy = False
@@ -143,8 +135,8 @@ class TreeWalk:
 
     def _list(self, builder: DirBuilder, fd: int, rules: Rules) -> tuple[list[bytes], Rules]:
         """Stat every entry of a directory; return its subdirectories and its rules."""
-        if self._watches is not None:
-            self._watches.add(fd, builder.path)  # before listing, so that no change is missed
+        if self._watch is not None:
+            self._watch(fd, builder.path)  # before listing, so that no change is missed
         with os.scandir(fd) as entries:
             rows = sorted((os.fsencode(entry.name), entry) for entry in entries)
         rules = rules_in(builder.path, fd, rules)
