@@ -229,7 +229,7 @@ def _content(tree: Tree, item: Item, typed: str, out: Output) -> CommandResult:
     if item.type == LINK:
         target = os.fsdecode(item.target)
         return CommandResult(target, lambda out: out.line(one_line(target)))
-    data = pieces(tree, item)
+    data = pieces(tree.get, item)
     if out.is_terminal:
         begin = next(data, b"")
         if b"\0" in begin[:_PROBE]:

@@ -85,7 +85,7 @@ def raw_file(site: Site, request: Request) -> Response:
     item = find(tree, required(params, "path"))
     if item is None or item.type != FILE:
         raise NotFoundError("No such file in this checkpoint.")
-    return download(pieces(tree, item), os.fsdecode(item.name), item.size)
+    return download(pieces(tree.get, item), os.fsdecode(item.name), item.size)
 
 
 def _part(site: Site, checkpoint: Checkpoint, part: str, params: dict[str, str]) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def content(tree: Tree, item: Item, most: int = MAX_SHOWN) -> Content:
     if item.type == LINK:
         return Content(os.fsdecode(item.target), False, True)
     data = b""
-    for piece in pieces(tree, item):
+    for piece in pieces(tree.get, item):
         data += piece
         if len(data) > most:
             break

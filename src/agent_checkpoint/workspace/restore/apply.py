@@ -108,7 +108,7 @@ class PlanExecutor:
                 path.
             OSError: a staged file cannot be written; `filename` is set.
         """
-        contents = ((step.path, step.after) for step in files if step.after is not None)
+        contents = [(step.path, step.after) for step in files if step.after is not None]
         written = staging.put(contents, self._plan.tree.get)
         for step in files:
             try:

@@ -13,7 +13,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
@@ -34,7 +34,8 @@ from agent_checkpoint.workspace.safe_open import (
     write_all,
 )
 from agent_checkpoint.workspace.scan.entry_filter import STAGING
-from agent_checkpoint.workspace.tree.tree_format import ContentHash, Get, Item, read_chunks
+from agent_checkpoint.workspace.tree.tree_format import ContentHash, Get, Item
+from agent_checkpoint.workspace.tree.tree_reader import pieces
 
 _JOURNAL = "journal"
 _STAGED = b"staged"
@@ -94,20 +95,15 @@ class Staging:
             self.cancel()
             raise
 
-    def put(self, files: Iterable[tuple[bytes, Item]], get: Get) -> Iterator[None]:
+    def put(self, files: Sequence[tuple[bytes, Item]], get: Get) -> Iterator[None]:
         """Write the contents of files, given as path and item; yield after each, in order.
 
         Raises:
             IntegrityError: a stored file content is missing or damaged.
             OSError: a staged file cannot be written.
         """
-        batch: list[tuple[bytes, Item]] = []
-        for file in files:
-            batch.append(file)
-            if len(batch) == _BATCH:
-                yield from self._put(batch, get)
-                batch = []
-        yield from self._put(batch, get)
+        for start in range(0, len(files), _BATCH):
+            yield from self._put(files[start : start + _BATCH], get)
 
     def begin(self) -> None:
         """Make staged files durable, then the journal. Then the restore is rolled forward.
@@ -160,7 +156,7 @@ class Staging:
                 os.close(fd)
         self.files = self._fd = -1
 
-    def _put(self, batch: list[tuple[bytes, Item]], get: Get) -> Iterator[None]:
+    def _put(self, batch: Sequence[tuple[bytes, Item]], get: Get) -> Iterator[None]:
         small = [item.ref for _, item in batch if item.id == item.ref]
         contents = dict(zip(small, get(small)))
         for path, item in batch:
@@ -385,17 +381,9 @@ def _remove_files(staging: int, folder: bytes) -> None:
 
 
 def _write_chunks(file: int, item: Item, get: Get) -> None:
-    chunks = read_chunks(item.ref, get)
     whole = ContentHash()
-    size = 0
-    for name in chunks.names:
-        (chunk,) = get([name])  # one at a time, to bound memory
-        if chunk.kind != BLOB:
-            raise IntegrityError(f"The object {name} is not a chunk of a file.")
-        whole.add(chunk.payload)
-        size += len(chunk.payload)
-        if size > item.size:
-            break
-        write_all(file, chunk.payload)
-    if whole.id() != item.id or size != item.size:
+    for piece in pieces(get, item):
+        whole.add(piece)
+        write_all(file, piece)
+    if whole.id() != item.id or os.fstat(file).st_size != item.size:
         raise IntegrityError(f"The chunks {item.ref} do not match the content id of their file.")

@@ -12,13 +12,12 @@ from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import (
     FILE,
     FOLDER,
+    Get,
     Item,
     read_chunks,
     read_directory,
 )
 from agent_checkpoint.workspace.tree.tree_limits import TreeSizeLimit
-
-_CHUNKS_AT_ONCE = 8
 
 
 class TreeReader:
@@ -74,42 +73,38 @@ def walk(tree: Tree, path: str = "") -> Iterator[tuple[str, Item]]:
         return
     ref = tree.root.ref if top is None else top.ref
     limit = TreeSizeLimit((ref, tree.get))
-    stack = [(f"{path}/" if path else "", iter(_below(ref, tree, limit, 0)))]
+    stack = _below(f"{path}/" if path else "", ref, tree, limit)
     while stack:
-        above, items = stack[-1]
-        item = next(items, None)
-        if item is None:
-            stack.pop()
-            continue
-        whole = above + os.fsdecode(item.name)
-        yield whole, item
+        path, item = stack.pop()
+        yield path, item
         if item.type == FOLDER:
-            stack.append((f"{whole}/", iter(_below(item.ref, tree, limit, len(whole)))))
+            stack += _below(f"{path}/", item.ref, tree, limit)
 
 
-def pieces(tree: Tree, item: Item) -> Iterator[bytes]:
+def pieces(get: Get, item: Item) -> Iterator[bytes]:
     """Iterate over the content of a file in chunks. Raises IntegrityError, StorageError."""
     if item.type != FILE:
         return
     names: tuple[str, ...] = (item.ref,)
     if item.id != item.ref:
-        names = read_chunks(item.ref, tree.get).names
+        names = read_chunks(item.ref, get).names
     left = item.size
-    for start in range(0, len(names), _CHUNKS_AT_ONCE):
-        for blob in tree.get(names[start : start + _CHUNKS_AT_ONCE]):
-            left -= len(blob.payload)
-            if blob.kind != BLOB or left < 0:  # a few chunks can expand to any number of bytes
-                raise IntegrityError(
-                    "File content does not match its directory entry: it is longer than the "
-                    "recorded size, or a chunk is not a blob."
-                )
-            yield blob.payload
+    for name in names:
+        (blob,) = get([name])  # one at a time, to bound memory
+        left -= len(blob.payload)
+        if blob.kind != BLOB or left < 0:  # a few chunks can expand to any number of bytes
+            raise IntegrityError(
+                "File content does not match its directory entry: it is longer than the "
+                "recorded size, or a chunk is not a blob."
+            )
+        yield blob.payload
 
 
-def _below(ref: str, tree: Tree, limit: TreeSizeLimit, length: int) -> list[Item]:
+def _below(above: str, ref: str, tree: Tree, limit: TreeSizeLimit) -> list[tuple[str, Item]]:
+    """Return the entries of a directory with their paths, the last first."""
     items = read_directory(ref, tree.get)
-    limit.count(length, len(items))
-    return items
+    limit.count(len(above), len(items))
+    return [(above + os.fsdecode(item.name), item) for item in reversed(items)]
 
 
 def _missing(path: str) -> NotFoundError:

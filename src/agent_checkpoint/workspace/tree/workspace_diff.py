@@ -80,38 +80,30 @@ class WorkspaceDiff:
             path = os.fsdecode(change.path)
             if path in self.renamed or path in targets or self._gets is None:
                 continue
-            yield from _FileDiff(change, self._gets, context).lines()
+            yield from _file_lines(change, self._gets, context)
 
 
-class _FileDiff:
-    """The unified diff of one path."""
+def _file_lines(change: Change, gets: tuple[Get, Get], context: int) -> Iterator[str]:
+    """Iterate over the lines of the unified diff of one path, without line ends."""
+    before, after = change.before, change.after
+    path = _quoted(os.fsdecode(change.path))
+    old = f"a/{path}" if before is not None else "/dev/null"
+    new = f"b/{path}" if after is not None else "/dev/null"
+    yield f"diff {old} {new}"
+    if before is not None and after is not None and before.mode != after.mode:
+        yield f"old mode {before.mode:o}"
+        yield f"new mode {after.mode:o}"
+    if before is not None and after is not None and before.id == after.id != "":
+        return
+    texts = [_lines_of(item, get) for item, get in zip((before, after), gets)]
+    if texts[0] is None or texts[1] is None:
+        yield f"{old} and {new} differ: {_size(before)}, {_size(after)}"
+        return
+    with block_forks():
+        from difflib import unified_diff  # slow to import, and needed only here
 
-    def __init__(self, change: Change, gets: tuple[Get, Get], context: int) -> None:
-        self._change = change
-        self._gets = gets
-        self._context = context
-
-    def lines(self) -> Iterator[str]:
-        """Iterate over the lines of the diff, without line ends."""
-        before, after = self._change.before, self._change.after
-        path = _quoted(os.fsdecode(self._change.path))
-        old = f"a/{path}" if before is not None else "/dev/null"
-        new = f"b/{path}" if after is not None else "/dev/null"
-        yield f"diff {old} {new}"
-        if before is not None and after is not None and before.mode != after.mode:
-            yield f"old mode {before.mode:o}"
-            yield f"new mode {after.mode:o}"
-        if before is not None and after is not None and before.id == after.id != "":
-            return
-        texts = [_lines_of(item, get) for item, get in zip((before, after), self._gets)]
-        if texts[0] is None or texts[1] is None:
-            yield f"{old} and {new} differ: {_size(before)}, {_size(after)}"
-            return
-        with block_forks():
-            from difflib import unified_diff  # slow to import, and needed only here
-
-        for line in unified_diff(texts[0], texts[1], old, new, n=self._context, lineterm="\n"):
-            yield from _ended(line)
+    for line in unified_diff(texts[0], texts[1], old, new, n=context, lineterm="\n"):
+        yield from _ended(line)
 
 
 def compare(before: Side, after: Side) -> WorkspaceDiff:
