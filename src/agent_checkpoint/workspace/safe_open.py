@@ -11,24 +11,27 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.workspace.tree.dir_state import READ_AGAIN, stat_signature
+from agent_checkpoint.workspace.tree.tree_format import ContentHash
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: opening must not block if a FIFO replaces the file.
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-_EXTRA = 1 << 20
+_EXTRA = _PIECE = 1 << 20
 _TRIES = 3
 _MAX_OPEN = 64
 _FINE_NS, _COARSE_NS = 20_000_000, 2_000_000_000
 """Timestamp granularity in ns: a kernel tick; file systems with coarse timestamps."""
 _WRITE_NS = 30_000_000
 """How long, in ns, to wait for the end of a write to a file that is open for writing."""
+
+T = TypeVar("T")
 
 
 class EntryChanged(Exception):
@@ -213,20 +216,57 @@ def _read_quiet(directory: int, name: bytes) -> tuple[bytes, os.stat_result, byt
 
 def _read_busy(directory: int, name: bytes) -> tuple[bytes, os.stat_result, bytes, bool]:
     """Read a file that may be written to concurrently."""
+
+    def read(file: OpenFile) -> tuple[bytes, int, str]:
+        data = read_all(file.fd, file.stat.st_size)
+        digest = ContentHash()
+        digest.add(data)
+        return data, len(data), digest.id()
+
+    return read_stable(directory, name, read)
+
+
+def read_stable(
+    directory: int, name: bytes, read: Callable[[OpenFile], tuple[T, int, str]]
+) -> tuple[T, os.stat_result, bytes, bool]:
+    """Read a file that may be written to concurrently; retry if it changed meanwhile.
+
+    Args:
+        directory: the open directory of the file.
+        name: its name.
+        read: reads the file; returns its content, size and content id.
+
+    Returns the content, the stat result and signature, and whether the content is consistent.
+
+    Raises:
+        EntryChanged: the entry is no longer a regular file.
+        OSError: it cannot be read.
+    """
     for _ in range(_TRIES):
         with opened_file(directory, name) as file:
-            is_busy = is_being_written(file)
-            is_write_done = not is_busy or wait_for_writer(file)
-            data = read_all(file.fd, file.stat.st_size)
-            signature = READ_AGAIN if is_busy else reliable_signature_of(file)
-            is_stable = is_write_done and is_unchanged(file, len(data))
+            is_busy = _is_being_written(file)
+            is_write_done = not is_busy or _wait_for_writer(file)
+            content, size, content_hash = read(file)
+            signature = READ_AGAIN if is_busy else reliable_signature(file.stat, file.ns)
+            now = os.fstat(file.fd)
+            is_same = stat_signature(now) == stat_signature(file.stat) and now.st_size == size
+            is_stable = is_write_done and is_same
             if is_stable and signature == READ_AGAIN:
                 # The mtime is too recent to reveal a change, so compare the content.
                 os.lseek(file.fd, 0, os.SEEK_SET)
-                is_stable = read_all(file.fd, len(data)) == data
+                is_stable = content_id(file.fd, size) == content_hash
         if is_stable:
             break
-    return data, file.stat, signature if is_stable else READ_AGAIN, is_stable
+    return content, file.stat, signature if is_stable else READ_AGAIN, is_stable
+
+
+def content_id(fd: int, size: int) -> str:
+    """Return the content id of the rest of a file, up to a number of bytes. Raises OSError."""
+    whole = ContentHash()
+    while size > 0 and (data := os.read(fd, min(size, _PIECE))):
+        whole.add(data)
+        size -= len(data)
+    return whole.id()
 
 
 def read_all(fd: int, size: int) -> bytes:
@@ -245,13 +285,13 @@ def read_all(fd: int, size: int) -> bytes:
     return b"".join(parts)
 
 
-def is_being_written(file: OpenFile) -> bool:
+def _is_being_written(file: OpenFile) -> bool:
     """Return whether a file is open for writing and was changed recently."""
     age = file.ns - file.stat.st_mtime_ns
     return abs(age) < _COARSE_NS and is_open_for_writing(file.fd)
 
 
-def wait_for_writer(file: OpenFile) -> bool:
+def _wait_for_writer(file: OpenFile) -> bool:
     """Wait for a write in progress to end; return False if another write followed.
 
     The kernel sets the mtime when a write starts. If the writer is then suspended or waits for the
@@ -279,17 +319,6 @@ def is_open_for_writing(fd: int) -> bool:
     except OSError as error:
         return error.errno == errno.EAGAIN
     return False
-
-
-def is_unchanged(file: OpenFile, size: int) -> bool:
-    """Return whether a file is unchanged since it was opened, and has the size that was read."""
-    now = os.fstat(file.fd)
-    return stat_signature(now) == stat_signature(file.stat) and now.st_size == size
-
-
-def reliable_signature_of(file: OpenFile) -> bytes:
-    """Return the signature of an open file, or READ_AGAIN if it is not reliable."""
-    return reliable_signature(file.stat, file.ns)
 
 
 def reliable_signature(status: os.stat_result, ns: int) -> bytes:

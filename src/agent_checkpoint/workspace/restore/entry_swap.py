@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -30,6 +31,7 @@ from agent_checkpoint.workspace.restore.atomic_rename import (
 from agent_checkpoint.workspace.restore.staging import TAKEN, Staging, partial_name, slot_name
 from agent_checkpoint.workspace.safe_open import (
     EntryChanged,
+    content_id,
     directory_below,
     is_open_for_writing,
     opened_file,
@@ -41,11 +43,9 @@ from agent_checkpoint.workspace.tree.tree_format import (
     FOLDER,
     LINK,
     MODE_BITS,
-    ContentHash,
     Item,
 )
 
-_READ_BYTES = 1 << 20
 _UNNAMED = b"unnamed"
 _SLOT_LENGTH = 64
 _MAX_KEPT = 1000
@@ -357,14 +357,11 @@ def matches_item(item: Item | None, place: Entry) -> bool:
     is_alike = found.st_size == item.size and found.st_mode & MODE_BITS == item.mode
     if not is_alike or item.type != FILE:
         return False
-    whole = ContentHash()
     try:
         with opened_file(place.fd, place.name) as file:
-            while data := os.read(file.fd, _READ_BYTES):
-                whole.add(data)
+            return content_id(file.fd, sys.maxsize) == item.id
     except (EntryChanged, PermissionError):  # a restore writes no unreadable files
         return False
-    return whole.id() == item.id
 
 
 def _target(step: Change, fd: int) -> Entry:

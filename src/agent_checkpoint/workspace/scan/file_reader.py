@@ -18,13 +18,10 @@ from agent_checkpoint.store.objects.object_format import BLOB, PlainObject, Term
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.safe_open import (
     EntryChanged,
-    is_being_written,
-    is_unchanged,
-    opened_file,
+    OpenFile,
+    read_stable,
     read_whole,
     reliable_signature,
-    reliable_signature_of,
-    wait_for_writer,
 )
 from agent_checkpoint.workspace.scan.chunking import CHUNKED_FROM, cut
 from agent_checkpoint.workspace.scan.snapshot_limit import SnapshotLimit
@@ -45,8 +42,6 @@ if TYPE_CHECKING:
 _STRIDE = 256
 _BATCH_FILES = 1024
 _BATCH_BYTES = 8 << 20
-_TRIES = 3
-_PIECE = 1 << 20
 
 
 class ReadResult(NamedTuple):
@@ -190,31 +185,23 @@ class FileReader:
         return ReadResult(item, signature, _note(stat, is_stable=is_stable))
 
     def _read_large(self, directory: int, name: bytes) -> ReadResult:
-        for _ in range(_TRIES):
-            with opened_file(directory, name) as file:
-                is_busy = is_being_written(file)
-                is_write_done = not is_busy or wait_for_writer(file)
-                digest, size, names = ContentHash(), 0, []
-                for chunk in cut(file.fd):
-                    digest.add(chunk)
-                    size += len(chunk)
-                    piece, packed = make_object(BLOB, chunk)
-                    names.append(TerminalRef(piece))
-                    # Only a few chunks are in memory at a time, however large the file is.
-                    self._add(piece, packed)
-                    if size > file.stat.st_size:  # it may grow faster than it is read
-                        break
-                signature = READ_AGAIN if is_busy else reliable_signature_of(file)
-                is_stable = is_write_done and is_unchanged(file, size)
-                if is_stable and signature == READ_AGAIN:
-                    is_stable = _is_same(file.fd, size, digest)
-            if is_stable:
-                break
-            signature = READ_AGAIN
-        chunks = Chunks(size, digest.id(), tuple(names))
+        chunks, stat, signature, is_stable = read_stable(directory, name, self._read_chunks)
         ref = put_chunks(chunks, self._writer.put)
-        item = Item(name, FILE, file.stat.st_mode & MODE_BITS, size, chunks.id, ref)
-        return ReadResult(item, signature, _note(file.stat, is_stable=is_stable))
+        item = Item(name, FILE, stat.st_mode & MODE_BITS, chunks.size, chunks.id, ref)
+        return ReadResult(item, signature, _note(stat, is_stable=is_stable))
+
+    def _read_chunks(self, file: OpenFile) -> tuple[Chunks, int, str]:
+        digest, size, names = ContentHash(), 0, []
+        for chunk in cut(file.fd):
+            digest.add(chunk)
+            size += len(chunk)
+            piece, packed = make_object(BLOB, chunk)
+            names.append(TerminalRef(piece))
+            # Only a few chunks are in memory at a time, however large the file is.
+            self._add(piece, packed)
+            if size > file.stat.st_size:  # it may grow faster than it is read
+                break
+        return Chunks(size, digest.id(), tuple(names)), size, digest.id()
 
 
 def _read_link(directory: int, name: bytes) -> ReadResult:
@@ -226,19 +213,6 @@ def _read_link(directory: int, name: bytes) -> ReadResult:
         raise EntryChanged from error
     item = Item(name, LINK, MODE_BITS, len(target), target=target)
     return ReadResult(item, reliable_signature(stat, now))
-
-
-def _is_same(fd: int, size: int, digest: ContentHash) -> bool:
-    """Return whether a second read gives the same content. Raises OSError.
-
-    Used if the mtime is too recent to reveal a change.
-    """
-    again = ContentHash()
-    os.lseek(fd, 0, os.SEEK_SET)
-    while size > 0 and (data := os.read(fd, min(size, _PIECE))):
-        again.add(data)
-        size -= len(data)
-    return again.id() == digest.id()
 
 
 def _note(stat: os.stat_result, *, is_stable: bool) -> Note | None:
