@@ -313,7 +313,7 @@ def test_names_that_collide_where_case_does_not_count(caseless, manager):
 
 def test_names_that_would_collide_if_case_did_not_count(ws, forger, monkeypatch):
     """The same where no such file system can be mounted: only the look at the disk is feigned."""
-    monkeypatch.setattr(restore_module, "ignores_case", lambda root: True)
+    monkeypatch.setattr(restore_module, "_ignores_case", lambda root: True)
     before = look(ws.path)
     for tree in (
         collide(forger),

@@ -19,7 +19,7 @@ from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.restore.journal import Decision
 from agent_checkpoint.workspace.restore.plan import Plan
 from agent_checkpoint.workspace.restore.transition import SafetySnapshot
-from agent_checkpoint.workspace.scan.entry_filter import STAGING
+from agent_checkpoint.workspace.scan.walk import STAGING
 from agent_checkpoint.workspace.workspace import Workspace
 
 

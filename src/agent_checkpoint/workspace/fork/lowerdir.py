@@ -25,7 +25,7 @@ from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.fork.overlay_mount import mounts_below, remove_tree, wrap_errors
 from agent_checkpoint.workspace.ignore.rules import Rules
 from agent_checkpoint.workspace.restore.apply import PlanExecutor
-from agent_checkpoint.workspace.restore.journal import Journal
+from agent_checkpoint.workspace.restore.journal import Journal, RestoreOptions
 from agent_checkpoint.workspace.restore.plan import Planner
 from agent_checkpoint.workspace.safe_open import open_root
 from agent_checkpoint.workspace.scan.scanner import Scanner
@@ -181,7 +181,7 @@ def materialize(tree: Tree, target: Path) -> None:
         IntegrityError: a part of the tree is missing or damaged.
         WorkspaceError: it cannot be written.
     """
-    plan = Planner(Side(None, tree.get), tree, exclude=Rules.of(())).plan()
+    plan = Planner(Side(None, tree.get), tree, RestoreOptions()).plan()
     with wrap_errors(f"write {str(target)!r}"):
         target.mkdir(mode=0o700)
         fd = open_root(target)

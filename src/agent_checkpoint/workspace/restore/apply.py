@@ -13,9 +13,9 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-from agent_checkpoint.errors import IntegrityError
+from agent_checkpoint.backends.os_support.os_fork import block_forks
+from agent_checkpoint.errors import Hint, IntegrityError, WorkspaceError
 from agent_checkpoint.records import short_repr
-from agent_checkpoint.workspace.restore.case_insensitive import ignores_case, refuse_collisions
 from agent_checkpoint.workspace.restore.entry_swap import EntrySwap, check
 from agent_checkpoint.workspace.restore.journal import Journal
 from agent_checkpoint.workspace.restore.plan import Plan, is_git_index
@@ -25,7 +25,8 @@ from agent_checkpoint.workspace.restore.staging import (
     slot_name,
     sync_file_system,
 )
-from agent_checkpoint.workspace.safe_open import EntryChanged, directory_below, opened_file
+from agent_checkpoint.workspace.safe_open import EntryChanged, directory_below, exists, opened_file
+from agent_checkpoint.workspace.scan.walk import STAGING
 from agent_checkpoint.workspace.tree.compare import Change
 from agent_checkpoint.workspace.tree.dir_state import stat_signature
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, LINK, MODE_BITS
@@ -77,8 +78,8 @@ class PlanExecutor:
         self._check_free_space(files)
         staging = Staging(self._root, journal, is_begun=self._is_begun)
         try:
-            if ignores_case(self._root):
-                refuse_collisions(steps)
+            if _ignores_case(self._root):
+                _refuse_collisions(steps)
             staged = self._stage(files, staging)
             staging.begin()
         except BaseException:
@@ -262,3 +263,38 @@ def _removes_file(step: Change) -> bool:
     """Return whether a file or link is removed, possibly to be replaced by a directory."""
     was_file = step.before is not None and step.before.type != FOLDER
     return was_file and (step.after is None or step.after.type == FOLDER)
+
+
+def _ignores_case(root: int) -> bool:
+    """Return whether a directory is case-insensitive, tested with the staging directory in it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return exists(STAGING.upper(), root)
+
+
+def _refuse_collisions(steps: Iterable[Change]) -> None:
+    """Raise an error if two entries to be created differ only in case.
+
+    Raises:
+        WorkspaceError: there are two such entries.
+    """
+    with block_forks():
+        import unicodedata
+
+    created: dict[str, bytes] = {}
+    for step in steps:
+        if step.after is not None:
+            folded = unicodedata.normalize("NFC", os.fsdecode(step.path).casefold())
+            other = created.setdefault(folded, step.path)
+            if other != step.path:
+                raise WorkspaceError(
+                    f"{short_repr(os.fsdecode(other))} and {short_repr(os.fsdecode(step.path))} "
+                    "differ only in case, and this file system is case-insensitive. No file was "
+                    "changed.",
+                    hint=Hint(
+                        "Restore one of them with paths=, or restore to another file system.",
+                        "paths",
+                    ),
+                )

@@ -30,10 +30,11 @@ _MAX_BYTES = 1 << 26
 class RestoreOptions(NamedTuple):
     """The part of a tree that is restored."""
 
-    paths: tuple[bytes, ...] | None
+    paths: tuple[bytes, ...] | None = None
     """The whole tree if None."""
-    exclude: tuple[str, ...]
-    keep_unseen: bool
+    exclude: tuple[str, ...] = ()
+    """Patterns of paths not to restore."""
+    keep_unseen: bool = False
     """Keep files that are in no regular checkpoint."""
 
 
@@ -66,9 +67,10 @@ class Journal(NamedTuple):
     """The parents of the deciding entry; None if the journal itself is the decision."""
 
     @property
-    def encoded_paths(self) -> tuple[bytes, ...] | None:
-        """The paths to restore, as bytes."""
-        return None if self.paths is None else tuple(map(os.fsencode, self.paths))
+    def options(self) -> RestoreOptions:
+        """The part of the tree that is restored."""
+        paths = None if self.paths is None else tuple(map(os.fsencode, self.paths))
+        return RestoreOptions(paths, self.exclude, keep_unseen=self.seen is not None)
 
     def is_decided(self, store: Store) -> bool:
         """Tell whether the deciding entry is in the store. Raises StorageError."""

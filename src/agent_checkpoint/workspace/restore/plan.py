@@ -15,7 +15,8 @@ from hashlib import sha256
 from agent_checkpoint.errors import ConflictError
 from agent_checkpoint.workspace.ignore.rules import Rules
 from agent_checkpoint.workspace.restore.git_changes import describe_git_change
-from agent_checkpoint.workspace.scan.entry_filter import STAGING
+from agent_checkpoint.workspace.restore.journal import RestoreOptions
+from agent_checkpoint.workspace.scan.walk import STAGING
 from agent_checkpoint.workspace.tree.compare import Change, Side, differences
 from agent_checkpoint.workspace.tree.dir_state import (
     IGNORED,
@@ -159,31 +160,26 @@ class Planner:
         self,
         current: Side,
         tree: Tree,
-        *,
-        safety: Side | None = None,
+        options: RestoreOptions,
+        safety: Tree | None = None,
         last_regular: Tree | None = None,
-        keep_unseen: bool = False,
-        paths: Iterable[bytes] | None = None,
-        exclude: Rules,
     ) -> None:
         """Prepare a plan.
 
         Args:
             current: the scanned workspace.
             tree: the target.
+            options: the part of the target to restore.
             safety: the tree of the safety checkpoint, if that is not `current`.
             last_regular: the tree of the last checkpoint that is not a safety checkpoint, if any.
-            keep_unseen: do not change entries that `last_regular` does not hold.
-            paths: the paths to restore; all if None.
-            exclude: rules of paths not to restore.
         """
         self._current = current
         self._tree = tree
-        self._paths = None if paths is None else frozenset(paths)
+        self._paths = None if options.paths is None else frozenset(options.paths)
         self._above = {above for path in self._paths or () for above in _parents(path)}
-        self._exclude = exclude
+        self._exclude = Rules.of(options.exclude)
         self._unselected: list[bytes] = []
-        self._keep_unseen = keep_unseen
+        self._keep_unseen = options.keep_unseen
         self._notes = {os.fsencode(note.path): note for note in tree.notes}
         self._rules = _TreeRules(tree)
         self._unseen = _changed_since(last_regular, current)
@@ -339,10 +335,10 @@ def _changed_since(last_regular: Tree | None, current: Side) -> set[bytes]:
     return {change.path for change in changes if change.after and change.after.type != FOLDER}
 
 
-def _unprotected(safety: Side, current: Side, tree: Tree) -> set[bytes]:
+def _unprotected(safety: Tree, current: Side, tree: Tree) -> set[bytes]:
     """Return the paths whose current state neither the safety checkpoint nor the target holds."""
-    from_target = differences(Side(tree.root.ref, tree.get), current)
-    return _new_or_changed(from_target) & _new_or_changed(differences(safety, current))
+    by_tree = (differences(Side(each.root.ref, each.get), current) for each in (tree, safety))
+    return set.intersection(*map(_new_or_changed, by_tree))
 
 
 def _new_or_changed(changes: Iterable[Change]) -> set[bytes]:

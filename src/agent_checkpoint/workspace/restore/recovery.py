@@ -11,7 +11,6 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.registry import open_url
 from agent_checkpoint.errors import CheckpointError, WorkspaceError
 from agent_checkpoint.records import short_repr
@@ -30,11 +29,11 @@ from agent_checkpoint.workspace.restore.staging import (
     staged_files,
 )
 from agent_checkpoint.workspace.restore.transition import execute_plan
-from agent_checkpoint.workspace.scan.entry_filter import STAGING
 from agent_checkpoint.workspace.scan.scanner import Scanner
+from agent_checkpoint.workspace.scan.walk import STAGING
 from agent_checkpoint.workspace.tree.compare import Side, differences
 from agent_checkpoint.workspace.tree.dir_state import UNREADABLE, DirState
-from agent_checkpoint.workspace.tree.snapshot import objects_from, read_record
+from agent_checkpoint.workspace.tree.snapshot import Tree, objects_from, read_record
 from agent_checkpoint.workspace.workspace_lock import RootLock
 
 _INTERRUPTED = "A restore of this workspace was interrupted and cannot be completed now"
@@ -92,25 +91,15 @@ def recover(root_lock: RootLock, scanner: Scanner, store: Store | None) -> Recov
 
 
 def _roll_forward(root: int, journal: Journal, store: Store, scanner: Scanner) -> Plan:
-    get = objects_from(store.backend)
     target = read_record(journal.tree, store.backend)
     safety = read_record(journal.safety, store.backend)
-    safety_side = Side(safety.root.ref, get)
-    rescued = _empty_staging(root, journal, safety_side, Side(target.root.ref, target.get))
+    rescued = _empty_staging(root, journal, safety, target)
     scanner = scanner.with_rules(Rules.of(safety.ignore, gitignore=safety.gitignore))
     current = scanner.scan(root, store.writer(), full=True, ahead=True)
     _refuse_shortage(current)
     last_regular = None if journal.seen is None else read_record(journal.seen, store.backend)
-    planner = Planner(
-        Side(current, get),
-        target,
-        safety=safety_side,
-        last_regular=last_regular,
-        keep_unseen=last_regular is not None,
-        paths=journal.encoded_paths,
-        exclude=Rules.of(journal.exclude),
-    )
-    plan = planner.plan()
+    now = Side(current, objects_from(store.backend))
+    plan = Planner(now, target, journal.options, safety, last_regular).plan()
     plan.safety, plan.safety_id = safety, journal.safety_id
     plan.kept, plan.open = rescued.kept, rescued.open
     execute_plan(root, store, plan, journal, scanner, is_begun=True)
@@ -125,7 +114,8 @@ def _find_store(journal: Journal, store: Store | None, root: Path) -> Store:
     problem = "not the store that was given"
     try:
         named = Store(open_url(journal.store))
-        if _is_within(named.backend, root):
+        path = named.backend.properties.path
+        if path is not None and Path(os.path.realpath(path)).is_relative_to(root):
             # Journal and store may both be part of an untrusted project, to inject other contents.
             problem = "it is inside the workspace and was not given explicitly"
         elif not named.backend.missing_objects(needed):
@@ -139,16 +129,7 @@ def _find_store(journal: Journal, store: Store | None, root: Path) -> Store:
     )
 
 
-def _is_within(backend: Backend, root: Path) -> bool:
-    """Return whether the files of a backend are inside a directory."""
-    path = backend.properties.path
-    if path is None:
-        return False
-    path = Path(os.path.realpath(path))
-    return root in (path, *path.parents)
-
-
-def _empty_staging(root: int, journal: Journal, safety: Side, target: Side) -> EntrySwap:
+def _empty_staging(root: int, journal: Journal, safety: Tree, target: Tree) -> EntrySwap:
     """Move files from staging back to the workspace, unless the store holds their content.
 
     Returns the EntrySwap, which records the versions kept under another name.
@@ -156,7 +137,8 @@ def _empty_staging(root: int, journal: Journal, safety: Side, target: Side) -> E
     Raises:
         WorkspaceError: a file cannot be moved back; it stays in staging.
     """
-    stored = {slot_name(change.path): change for change in differences(safety, target)}
+    before, after = (Side(tree.root.ref, tree.get) for tree in (safety, target))
+    stored = {slot_name(change.path): change for change in differences(before, after)}
     entries = EntrySwap(root)
     try:
         with staged_files(root) as files:

@@ -33,7 +33,7 @@ from agent_checkpoint.workspace.safe_open import (
     read_all,
     write_all,
 )
-from agent_checkpoint.workspace.scan.entry_filter import STAGING
+from agent_checkpoint.workspace.scan.walk import STAGING
 from agent_checkpoint.workspace.tree.tree_format import ContentHash, Get, Item
 from agent_checkpoint.workspace.tree.tree_reader import pieces
 

@@ -25,7 +25,6 @@ from agent_checkpoint.records import CheckpointKind, Kind, short_repr
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.capture import Capture
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
-from agent_checkpoint.workspace.ignore.rules import Rules
 from agent_checkpoint.workspace.restore.apply import CHANGED, PlanExecutor
 from agent_checkpoint.workspace.restore.journal import Decision, Journal, RestoreOptions
 from agent_checkpoint.workspace.restore.plan import Plan, PlanChangedError, Planner
@@ -129,7 +128,11 @@ class Transition:
             plan = self._plan(store, current, tree, options, safety.last_regular, safety.tree)
             if only_if is not None and plan.digest != only_if.digest:
                 raise PlanChangedError
-            self._execute(root, store, plan, options, safety, decision)
+            plan.safety, plan.safety_id = safety.tree, safety.checkpoint_id
+            if plan:
+                self._execute(root, store, plan, options, safety, decision)
+            elif decision is not None:
+                decision.append(plan)
             return plan
 
     def _plan(
@@ -141,18 +144,10 @@ class Transition:
         last_regular: Tree | None,
         safety: Tree | None = None,
     ) -> Plan:
-        get = objects_from(store.backend)
-        is_safe = safety is None or safety.id == current.stored.id
-        planner = Planner(
-            Side(current, get),
-            tree,
-            safety=None if is_safe or safety is None else Side(safety.root.ref, get),
-            last_regular=last_regular or tree,
-            keep_unseen=options.keep_unseen,
-            paths=options.paths,
-            exclude=Rules.of(options.exclude),
-        )
-        return planner.plan()
+        if safety is not None and safety.id == current.stored.id:
+            safety = None
+        now = Side(current, objects_from(store.backend))
+        return Planner(now, tree, options, safety, last_regular or tree).plan()
 
     def _execute(
         self,
@@ -163,11 +158,6 @@ class Transition:
         safety: SafetySnapshot,
         decision: Decision | None,
     ) -> None:
-        plan.safety, plan.safety_id = safety.tree, safety.checkpoint_id
-        if not plan:
-            if decision is not None:
-                decision.append(plan)
-            return
         last_regular = safety.last_regular if options.keep_unseen else None
         journal = Journal(
             root=os.fspath(self._root.path),
@@ -243,8 +233,7 @@ def execute_plan(
     plan.open += executor.entries.open
     scanned = scanner.scan(root, store.writer(), ahead=True, changed=executor.touched)
     result = Side(scanned, objects_from(store.backend))
-    exclude = Rules.of(journal.exclude)
-    remaining = Planner(result, plan.tree, paths=journal.encoded_paths, exclude=exclude).plan()
+    remaining = Planner(result, plan.tree, journal.options).plan()
     failed = dict(executor.failed)
     planned = {step.path for step in plan.steps}
     for step in remaining.steps:

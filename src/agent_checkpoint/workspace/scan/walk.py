@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+from agent_checkpoint.backends.os_support.mounts import pseudo_devices
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.changes.changed_paths import by_parent, with_parents
 from agent_checkpoint.workspace.changes.hard_links import HardLinks
@@ -18,13 +19,15 @@ from agent_checkpoint.workspace.ignore.rule_files import rules_at, rules_in
 from agent_checkpoint.workspace.ignore.rules import Rules
 from agent_checkpoint.workspace.safe_open import DirectoryOpener, EntryChanged, directory_below
 from agent_checkpoint.workspace.scan.dir_builder import DirBuilder, assemble
-from agent_checkpoint.workspace.scan.entry_filter import STAGING, EntryFilter
 from agent_checkpoint.workspace.scan.file_reader import FileReader, ReadRequest, ReadResult
 from agent_checkpoint.workspace.scan.nested_stores import FORMAT_DIR, STORE_NAMES, is_store
 from agent_checkpoint.workspace.tree.dir_state import (
+    IGNORED,
     READ_AGAIN,
     RULES,
     SIGNATURE,
+    SPECIAL,
+    STORE,
     UNREADABLE,
     DirState,
     Note,
@@ -34,6 +37,15 @@ from agent_checkpoint.workspace.tree.dir_state import (
 )
 from agent_checkpoint.workspace.tree.tree_format import Get
 
+STAGING = b".agent-checkpoint-restore"
+"""The staging directory of restores, in the root; never captured."""
+_SPECIALS = {
+    stat.S_IFIFO: "a fifo",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+_STORE = Note(STORE, "a store of agent-checkpoint that is in use", stat.S_IFDIR)
 _TRIES = 3
 _TYPE = 0o170000
 
@@ -64,7 +76,8 @@ class TreeWalk:
         self._by_signature = True
         self._is_copy = False
         self.links = links or HardLinks()
-        self._admit = EntryFilter(self._device, own_inodes, self.links).admit
+        self._own_inodes = own_inodes
+        self._pseudo: frozenset[int] | None = None
         self.lost = {} if lost is None else lost
         """Names, by directory, of entries that could not be read consistently."""
 
@@ -172,6 +185,46 @@ class TreeWalk:
         else:
             self._read_changed(builder, fd)
         return subdirs, rules
+
+    def _admit(
+        self, builder: DirBuilder, name: bytes, status: os.stat_result, rules: Rules, directory: int
+    ) -> bool:
+        """Add an entry to the builder if it is captured; otherwise add a note.
+
+        Returns whether the entry is captured.
+        """
+        mode = status.st_mode
+        is_dir = stat.S_ISDIR(mode)
+        # Rule files are captured even if they match a rule: a restore needs the rules of the tree.
+        if (
+            rules
+            and rules.excludes(builder.path, name, is_dir)
+            and name not in rules.files(builder.path)
+        ):
+            builder.notes[name] = Note(IGNORED, type=stat.S_IFMT(mode))
+        elif name == STAGING and not builder.path:
+            builder.notes[name] = Note(SPECIAL, "where restores are staged", stat.S_IFMT(mode))
+        elif not (is_dir or stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+            kind = stat.S_IFMT(mode)
+            builder.notes[name] = Note(SPECIAL, _SPECIALS.get(kind, "no file"), kind)
+        elif is_dir and (status.st_dev, status.st_ino) in self._own_inodes:
+            builder.notes[name] = Note(IGNORED, "it belongs to agent-checkpoint")
+        elif status.st_dev != self._device and self._is_pseudo(status.st_dev):
+            builder.notes[name] = Note(SPECIAL, "a part of the kernel that is mounted there")
+        elif is_dir and is_store(directory, name):
+            builder.notes[name] = _STORE
+        else:
+            builder.names.append(name)
+            builder.signatures.append(stat_signature(status))
+            if status.st_nlink > 1 and not is_dir:
+                self.links.add(status, builder.path, name)
+            return True
+        return False
+
+    def _is_pseudo(self, device: int) -> bool:
+        if self._pseudo is None:
+            self._pseudo = pseudo_devices()
+        return device in self._pseudo
 
     def _visit(
         self, old: DirState, changed: Mapping[bytes, Collection[bytes]], replaced: Collection[bytes]

@@ -59,9 +59,7 @@ def test_what_was_captured_before_it_was_told_apart_is_left_alone(
     with CheckpointManager(backend=backend, path=place / "store") as other:
         other.save("first", {"n": 1})
     with own, monkeypatch.context() as patch:
-        patch.setattr(
-            "agent_checkpoint.workspace.scan.entry_filter.is_store", Mock(return_value=False)
-        )
+        patch.setattr("agent_checkpoint.workspace.scan.walk.is_store", Mock(return_value=False))
         with Workspace(place, own.store) as ws:
             tree = ws.snapshot()
     assert not tree.notes
