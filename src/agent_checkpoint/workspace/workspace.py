@@ -570,5 +570,5 @@ def open_in_namespace(namespace: ForkNamespace, store: Store, options: dict[str,
     Raises the same errors as `Workspace`.
     """
     workspace = Workspace(namespace.path, store, **{**options, "watch": False, "force": True})
-    workspace._adopt(namespace.state(), namespace.upper)
+    workspace._adopt(namespace.state, namespace.upper)
     return workspace

@@ -24,7 +24,6 @@ from agent_checkpoint.workspace.fork.namespace_view import enter_private_view
 from agent_checkpoint.workspace.fork.overlay_mount import changes, wrap_errors
 from agent_checkpoint.workspace.safe_open import open_root
 from agent_checkpoint.workspace.scan.stat_index import read_index, write_index
-from agent_checkpoint.workspace.tree.dir_state import DirState
 from agent_checkpoint.workspace.tree.snapshot import Tree
 
 
@@ -120,7 +119,6 @@ class ForkNamespace:
             WorkspaceError: the kernel refuses.
         """
         self.path = Path(arguments["at"])
-        self._index = Path(arguments["index"])
         lower, private = Path(arguments["lower"]), Path(arguments["private"])
         upper = private / "upper"
         # Opened before the mount hides it; change detection compares with it.
@@ -128,10 +126,8 @@ class ForkNamespace:
         self.upper = OverlayUpper(partial(changes, upper, Path(f"/proc/self/fd/{opened}")))
         """Reports the changes since the fork."""
         enter_private_view(lower, upper, private / "work", self.path, name=arguments["name"])
-
-    def state(self) -> DirState | None:
-        """Return the scanned state of the origin."""
-        return read_index(self._index)
+        self.state = read_index(Path(arguments["index"]))
+        """The scanned state of the origin."""
 
 
 def _mark(path: Path) -> list[int]:

@@ -38,11 +38,11 @@ _MAX_QUEUED = 4
 LeaveOut = Callable[[bytes, bytes], bool]
 
 
-def copy_tree(source: Path, target: Path, *, leave_out: LeaveOut | None = None) -> list[bytes]:
-    """Copy a directory to a new path; return the special files that were skipped.
+def copy_tree(source: Path, target: Path, *, leave_out: LeaveOut | None = None) -> None:
+    """Copy a directory to a new path.
 
-    Files are reflinked where the file system supports it. Files that are removed during the copy
-    are skipped.
+    Files are reflinked where the file system supports it. Special files, and files that are removed
+    during the copy, are skipped.
 
     Args:
         source: the directory; links in it are not followed.
@@ -62,7 +62,7 @@ def copy_tree(source: Path, target: Path, *, leave_out: LeaveOut | None = None) 
             copy = _TreeCopy(source, there.open(b""), leave_out)
         except OSError as error:
             raise _failure(place, b"", error) from error
-        return copy.run(here, there)
+        copy.run(here, there)
 
 
 def can_reflink(directory: Path) -> bool:
@@ -99,12 +99,11 @@ class _TreeCopy:
         # Only root can change owners; other users own their copies.
         self._keeps_owners = os.geteuid() == 0
         self._cannot_reflink: set[int] = set()
-        self._specials: list[bytes] = []
         self._at = b""
         self._thread: ThreadPoolExecutor | None = None
         self._queued: list[Future[None]] = []
 
-    def run(self, source: DirectoryOpener, target: DirectoryOpener) -> list[bytes]:
+    def run(self, source: DirectoryOpener, target: DirectoryOpener) -> None:
         # Each directory is visited again, with its stat, after its entries: a read-only mode can be
         # set only then, and its descriptor is still open.
         waiting: list[tuple[bytes, os.stat_result | None]] = [(b"", None)]
@@ -129,7 +128,6 @@ class _TreeCopy:
                 self._thread.shutdown()
         for file in self._queued:
             file.result()
-        return sorted(self._specials)
 
     def _copy_directory(self, path: bytes, here: int, there: int) -> list[bytes]:
         prefix = path + b"/" if path else b""
@@ -148,7 +146,7 @@ class _TreeCopy:
             elif entry.is_symlink():
                 self._copy_link(name, here, there)
             elif not entry.is_dir(follow_symlinks=False) or is_store(here, name):
-                self._specials.append(self._at)
+                continue  # a special file, or a store in use
             elif entry.inode() != ino or entry.stat(follow_symlinks=False).st_dev != device:
                 os.mkdir(name, 0o700, dir_fd=there)
                 below.append(self._at)

@@ -224,15 +224,13 @@ class Scanner:
             return state
         known, is_copy = self._cache.dir_state, self._cache.is_copy
         try:
-            try:
-                walk = self._tree_walk(root, writer, reader)
-                state = walk.full(known, is_copy=is_copy)
-            except WatchError as error:
-                self.close()
-                self.watch_trouble = str(error)
-                self._watch = False  # it would fail again
-                walk = self._tree_walk(root, writer, reader)
-                state = walk.full(known, is_copy=is_copy)
+            walk = self._tree_walk(root, writer, reader)
+            state = walk.full(known, is_copy=is_copy)
+        except WatchError as error:
+            self.close()
+            self.watch_trouble = str(error)
+            self._watch = False  # it would fail again
+            return self._scan_all(root, writer, reader)
         except OSError as error:
             raise WorkspaceError(
                 f"{short_repr(str(self._path))} cannot be listed ({error})."

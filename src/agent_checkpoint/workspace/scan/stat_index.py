@@ -48,40 +48,22 @@ def remove_indexes(directory: Path) -> None:
 def write_index(path: Path, root: DirState) -> None:
     """Write the state of a directory tree to a file. Raises OSError."""
     states = list(_in_order(root))
-    rows: list[bytes] = []
-    signatures: list[bytes] = []
+    rows, signatures, notes = bytearray(), bytearray(), bytearray()
     positions: list[int] = []
-    notes: list[bytes] = []
-    signatures_at = notes_at = 0
     for state, below in zip(states, _counts_below(states)):
-        names, own_notes = state.names, _encode_notes(state.notes)
-        own = [position for position, name in enumerate(names) if name in state.subdirs]
-        offsets = signatures_at, len(positions), notes_at
-        identity, ref = bytes.fromhex(state.stored.id), bytes.fromhex(state.stored.ref)
-        counts = state.files, state.bytes
-        has_notes = state.has_notes
-        rows.append(
-            _ROW.pack(
-                len(names),
-                len(own),
-                below,
-                *offsets,
-                len(own_notes),
-                has_notes,
-                *counts,
-                identity,
-                ref,
-            )
-        )
-        signatures.append(state.signatures)
+        own_notes = _encode_notes(state.notes)
+        own = [position for position, name in enumerate(state.names) if name in state.subdirs]
+        offsets = len(signatures), len(positions), len(notes)
+        about = len(own_notes), state.has_notes, state.files, state.bytes
+        ids = map(bytes.fromhex, state.stored)
+        rows += _ROW.pack(len(state.names), len(own), below, *offsets, *about, *ids)
+        signatures += state.signatures
         positions += own
-        notes.append(own_notes)
-        signatures_at += len(state.signatures)
-        notes_at += len(own_notes)
+        notes += own_notes
     texts = b"\0".join([state.packed_names for state in states])
-    sizes = _SIZES.pack(len(states), len(texts), signatures_at, 4 * len(positions))
+    sizes = _SIZES.pack(len(states), len(texts), len(signatures), 4 * len(positions))
     packed = struct.pack(f"<{len(positions)}I", *positions)
-    data = b"".join([sizes, *rows, texts, *signatures, packed, *notes])
+    data = b"".join([sizes, rows, texts, signatures, packed, notes])
     make_directory(path.parent)
     draft = path.with_name(f"{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

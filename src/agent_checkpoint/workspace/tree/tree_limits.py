@@ -6,8 +6,6 @@ number of entries. The expanded size is computed from the objects, each of which
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.workspace.tree.tree_format import FOLDER, Get, read_directory
 
@@ -17,15 +15,6 @@ _CHECK_AFTER = 8 << 20
 """Walks below this size are not checked: computing the size reads every directory once."""
 _ENTRY_BYTES = 256
 """The number of bytes counted for each entry in addition to its path."""
-
-
-class _ExpandedSize(NamedTuple):
-    entries: int
-    paths: int
-
-    @property
-    def bytes(self) -> int:
-        return self.entries * _ENTRY_BYTES + self.paths
 
 
 class TreeSizeLimit:
@@ -45,13 +34,15 @@ class TreeSizeLimit:
         self._until_check -= entries * (_ENTRY_BYTES + path)
         if self._until_check < 0:
             for name, get in self._trees:
-                if _expanded_size(name, get).bytes > MAX_TREE_BYTES:
+                number, paths = _expanded_size(name, get)
+                if number * _ENTRY_BYTES + paths > MAX_TREE_BYTES:
                     raise IntegrityError("The tree exceeds the decode limit: too many entries.")
             self._trees = []
 
 
-def _expanded_size(name: str, get: Get) -> _ExpandedSize:
-    known: dict[str, _ExpandedSize] = {}
+def _expanded_size(name: str, get: Get) -> tuple[int, int]:
+    """Return the number of entries of a tree, and the bytes of their paths."""
+    known: dict[str, tuple[int, int]] = {}
     waiting: dict[str, list[tuple[int, str]]] = {}
     stack = [name]
     while stack:
@@ -69,12 +60,12 @@ def _expanded_size(name: str, get: Get) -> _ExpandedSize:
     return known[name]
 
 
-def _sum(items: list[tuple[int, str]], known: dict[str, _ExpandedSize]) -> _ExpandedSize:
+def _sum(items: list[tuple[int, str]], known: dict[str, tuple[int, int]]) -> tuple[int, int]:
     entries, paths = len(items), 0
     for length, ref in items:
         paths += length
         if ref:
-            below = known[ref]
-            entries += below.entries
-            paths += below.entries * (length + 1) + below.paths
-    return _ExpandedSize(entries, paths)
+            entries_below, paths_below = known[ref]
+            entries += entries_below
+            paths += entries_below * (length + 1) + paths_below
+    return entries, paths

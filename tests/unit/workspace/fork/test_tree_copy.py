@@ -90,7 +90,7 @@ def umask(mask):
 def test_a_copy_is_exact(source, tmp_path, mask):
     fill(source)
     with umask(mask):
-        assert copy_tree(source, tmp_path / "copy") == []
+        copy_tree(source, tmp_path / "copy")
     assert described(tmp_path / "copy") == described(source)
 
 
@@ -107,13 +107,13 @@ def test_a_copy_of_what_one_can_read_is_exact(source, tmp_path):
             path.chmod(0o700)
 
 
-def test_specials_are_left_out_and_told(source, tmp_path):
+def test_specials_are_left_out(source, tmp_path):
     (source / "folder").mkdir()
     os.mkfifo(source / "folder/fifo")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(os.path.relpath(source / "socket"))
     (source / "file").touch()
-    assert copy_tree(source, tmp_path / "copy") == [b"folder/fifo", b"socket"]
+    copy_tree(source, tmp_path / "copy")
     assert sorted(os.listdir(tmp_path / "copy")) == ["file", "folder"]
     assert os.listdir(tmp_path / "copy/folder") == []
 
