@@ -86,7 +86,7 @@ class EntrySwap:
             FileExistsError: another process created an entry there.
             OSError: the entry cannot be moved.
         """
-        self._with_slot(step, fd, staging, lambda slot: put(slot, _target(step, fd)))
+        self._with_slot(step, fd, staging, lambda slot: put(slot, Entry(step.name, fd)))
 
     def replace(self, step: Change, fd: int, staging: Staging) -> None:
         """Replace an entry that the safety checkpoint holds with a staged entry.
@@ -110,7 +110,7 @@ class EntrySwap:
             EntryChanged: the entry differs from the safety checkpoint and was kept.
             OSError: the entry cannot be removed.
         """
-        place = _target(step, fd)
+        place = Entry(step.name, fd)
         try:
             checked = check(step, fd)
             try:
@@ -147,7 +147,7 @@ class EntrySwap:
                 raise
 
     def _replace(self, step: Change, fd: int, slot: Entry, checked: _CheckedEntry) -> None:
-        place = _target(step, fd)
+        place = Entry(step.name, fd)
         try:
             exchange(slot, place)
         except FileNotFoundError:
@@ -168,7 +168,7 @@ class EntrySwap:
 
         In between, the path does not exist.
         """
-        place, old = _target(step, fd), _taken(slot)
+        place, old = Entry(step.name, fd), _taken(slot)
         with suppress(FileNotFoundError):
             take(place, old)
             if not self._is_protected(step, old, checked):
@@ -218,7 +218,7 @@ class EntrySwap:
         """Undo an exchange. Raises OSError."""
         for _ in range(2):
             try:
-                exchange(slot, _target(step, fd))
+                exchange(slot, Entry(step.name, fd))
             except FileNotFoundError:  # another process has removed the new entry
                 self._move_back(step.path, slot, fd)
                 return
@@ -333,7 +333,7 @@ def check(step: Change, fd: int) -> _CheckedEntry:
         EntryChanged: the entry differs.
         OSError: the entry cannot be read.
     """
-    before, place = step.before, _target(step, fd)
+    before, place = step.before, Entry(step.name, fd)
     found = place.stat()
     by_signature = stat_signature(found) == step.stamp
     if before is None:
@@ -362,10 +362,6 @@ def matches_item(item: Item | None, place: Entry) -> bool:
             return content_id(file.fd, sys.maxsize) == item.id
     except (EntryChanged, PermissionError):  # a restore writes no unreadable files
         return False
-
-
-def _target(step: Change, fd: int) -> Entry:
-    return Entry(step.name, fd)
 
 
 def _taken(slot: Entry) -> Entry:

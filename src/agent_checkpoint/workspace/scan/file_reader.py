@@ -76,7 +76,7 @@ class FileReader:
             ahead: whether to store the first batch immediately, because a checkpoint may not
                 follow.
         """
-        self._ahead = ahead and writer.backend is not None
+        self._ahead = ahead
         self._writer = writer
         self._limit = limit
         self._objects: dict[str, PlainObject] = {}
@@ -143,8 +143,6 @@ class FileReader:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        if self._writer.backend is None:
-            return
         if self._background is None:
             with block_forks():
                 from agent_checkpoint.workspace.scan.background_writer import (
