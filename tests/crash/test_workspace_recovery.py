@@ -127,8 +127,8 @@ class Place:
         self.path, self.files = path, path / "workspace"
         make_place(path)
 
-    def interrupt(self, after=MIDDLE, **wish):
-        """Begin to restore the earlier state, and stop after so many renames."""
+    def interrupt(self, after=MIDDLE, target=None, **wish):
+        """Begin to restore the earlier state or another one; stop after so many renames."""
         left = [after]
         rename = atomic_rename._rename
 
@@ -145,7 +145,7 @@ class Place:
                 open_workspace(self.path, manager) as ws,
                 pytest.raises(Interrupted),
             ):
-                ws.restore(snapshots(ws)[0][1], **wish)
+                ws.restore(target or snapshots(ws)[0][1], **wish)
         assert (self.files / JOURNAL).exists()
 
     def recovered(self, **options):
@@ -236,6 +236,20 @@ def test_what_no_checkpoint_had_seen_is_kept_if_that_was_asked_for(place):
     for path in ("changed", "new", "new dir/below/file", "mode", "large"):
         assert found[path] == PRESENT[path], path
     assert found["gone"] == TARGET["gone"]
+
+
+def test_without_a_checkpoint_what_changed_since_the_target_is_kept_if_asked_for(place):
+    with open_manager(place.path) as manager, open_workspace(place.path, manager) as ws:
+        target = ws.snapshot()
+        manager.delete(ws.key)
+    (place.files / "changed").write_bytes(b"in no checkpoint")
+    for name in ("mode", "kept"):
+        (place.files / name).unlink()
+    place.interrupt(after=1, target=target, keep_unseen=True)
+    place.recovered()
+    assert (place.files / "changed").read_bytes() == b"in no checkpoint"
+    assert (place.files / "mode").exists()
+    assert (place.files / "kept").exists()
 
 
 @pytest.mark.parametrize(

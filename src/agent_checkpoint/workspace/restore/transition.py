@@ -158,7 +158,7 @@ class Transition:
         safety: SafetySnapshot,
         decision: Decision | None,
     ) -> None:
-        last_regular = safety.last_regular if options.keep_unseen else None
+        seen = (safety.last_regular or plan.tree).ref if options.keep_unseen else None
         journal = Journal(
             root=os.fspath(self._root.path),
             tree=plan.tree.ref,
@@ -166,7 +166,7 @@ class Transition:
             safety_id=safety.checkpoint_id,
             paths=None if options.paths is None else tuple(map(os.fsdecode, options.paths)),
             exclude=options.exclude,
-            seen=None if last_regular is None else last_regular.ref,
+            seen=seen,
             store=store.backend.properties.url or repr(store.backend),
             decision=None if decision is None else decision.parents,
         )
