@@ -19,6 +19,7 @@ A backend must pass all tests. Implement these hooks only; do not override or sk
 
 from __future__ import annotations
 
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,21 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["BackendMachine", "BackendTests"]
 
 _MODULE_OF = {"BackendMachine": "backend_machine", "BackendTests": "backend_tests"}
-_WITH_ASSERTS = (
-    "append_tests",
-    "backend_machine",
-    "concurrency_tests",
-    "deletion_tests",
-    "name_tests",
-    "object_tests",
-    "opener_tests",
-    "order_tests",
-    "property_tests",
-    "read_tests",
-)
 
 # Assertion rewriting: a failed assert shows both sides, as in the backend author's tests.
-pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _WITH_ASSERTS))
+pytest.register_assert_rewrite(*(module.name for module in iter_modules(__path__, f"{__name__}.")))
 
 
 def __getattr__(name: str) -> Any:

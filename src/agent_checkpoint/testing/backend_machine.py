@@ -107,38 +107,41 @@ class BackendMachine(RuleBasedStateMachine):
         after = newest if at_head else after
         requires = requires - objects.keys()
         missing = requires - self.objects.keys()
-        reasons: list[str | frozenset[str]] = ["conflict"] if after not in (None, newest) else []
-        reasons += [frozenset(missing)] if missing else []
-        seq, refused = self._try_append(stream, entry, after, objects, requires)
-        if seq is not None:
-            assert not reasons
+        try:
+            seq = self.backend.append(
+                stream, entry, after=after, objects=objects, requires=requires
+            )
+        # If both conditions fail, the contract does not specify which error is raised.
+        except ConflictError:
+            assert after not in (None, newest)
+        except MissingObjectsError as error:
+            refused = error.ids
+            assert missing
+            assert refused == missing
+        else:
+            assert after in (None, newest)
+            assert not missing
             self._appended(stream, entry, seq)
             self._keep(objects)
             return
-        assert refused in reasons
         # A refused append may have stored its objects or not.
         self._keep(self.backend.get_objects(objects.keys() - self.objects.keys()), among=objects)
 
     @rule(stream=STREAMS, seqs=st.sets(st.integers(1, 9), max_size=3))
     def remove(self, stream: str, seqs: set[int]) -> None:
         """Remove entries of a stream, existing or not."""
-        self.backend.remove(stream, seqs)
-        self._removed(stream, seqs)
+        self._remove(stream, seqs)
 
     @rule(stream=STREAMS, times=st.integers(1, 3))
     def remove_newest(self, stream: str, times: int) -> None:
         """Remove the newest entry of a stream, one or several times."""
         for _ in range(times):
-            newest = max(self.streams.get(stream, ()), default=0)
-            self.backend.remove(stream, [newest])
-            self._removed(stream, {newest})
+            self._remove(stream, {max(self.streams.get(stream, ()), default=0)})
 
     @rule(stream=STREAMS)
     def remove_all(self, stream: str) -> None:
         """Remove all entries of a stream."""
-        seqs = set(self.streams.get(stream, ()))
-        self.backend.remove(stream, seqs)
-        self._removed(stream, seqs)
+        self._remove(stream, set(self.streams.get(stream, ())))
 
     @rule(
         stream=STREAMS,
@@ -197,25 +200,6 @@ class BackendMachine(RuleBasedStateMachine):
 
     # -- the model -------------------------------------------------------------------------------
 
-    def _try_append(
-        self,
-        stream: str,
-        entry: bytes,
-        after: int | None,
-        objects: dict[str, bytes],
-        requires: set[str],
-    ) -> tuple[int | None, str | frozenset[str]]:
-        # Returns the number, or the reason for the failure. If both conditions fail, the contract
-        # does not specify which error is raised.
-        try:
-            return self.backend.append(
-                stream, entry, after=after, objects=objects, requires=requires
-            ), ""
-        except ConflictError:
-            return None, "conflict"
-        except MissingObjectsError as error:
-            return None, error.ids
-
     def _keep(self, objects: Mapping[str, bytes], among: Mapping[str, bytes] | None = None) -> None:
         for name, data in objects.items():
             assert among is None or among[name] == data
@@ -226,11 +210,10 @@ class BackendMachine(RuleBasedStateMachine):
         self.last[stream] = seq
         self.streams.setdefault(stream, {})[seq] = entry
 
-    def _removed(self, stream: str, seqs: set[int]) -> None:
-        left = {
-            seq: entry for seq, entry in self.streams.get(stream, {}).items() if seq not in seqs
-        }
-        if left:
-            self.streams[stream] = left
-        else:
+    def _remove(self, stream: str, seqs: set[int]) -> None:
+        self.backend.remove(stream, seqs)
+        present = self.streams.get(stream, {})
+        for seq in seqs & present.keys():
+            del present[seq]
+        if not present:
             self.streams.pop(stream, None)

@@ -5,15 +5,13 @@ Combines the test groups; the tests are in the modules of the groups.
 
 from __future__ import annotations
 
-from agent_checkpoint.testing.append_tests import AppendTests
-from agent_checkpoint.testing.concurrency_tests import ConcurrencyTests
-from agent_checkpoint.testing.deletion_tests import DeletionTests
+from agent_checkpoint.testing.concurrency_tests import ConcurrencyTests, DeletionTests
 from agent_checkpoint.testing.name_tests import NameTests
 from agent_checkpoint.testing.object_tests import ObjectTests
 from agent_checkpoint.testing.opener_tests import OpenerTests
 from agent_checkpoint.testing.order_tests import OrderTests
 from agent_checkpoint.testing.property_tests import PropertyTests
-from agent_checkpoint.testing.read_tests import ReadTests
+from agent_checkpoint.testing.stream_tests import AppendTests, ReadTests
 
 
 class BackendTests(

@@ -14,10 +14,9 @@ import pytest
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import ConflictError, MissingObjectsError
 from agent_checkpoint.records import Entry
-from agent_checkpoint.testing.append_tests import fill, seqs
 from agent_checkpoint.testing.backend_hooks import BackendHooks, named, object_id
-from agent_checkpoint.testing.concurrency_tests import at_once
-from agent_checkpoint.testing.deletion_tests import Writer
+from agent_checkpoint.testing.concurrency_tests import Writer, append_at_once
+from agent_checkpoint.testing.stream_tests import fill, seqs
 
 
 class OpenerTests(BackendHooks):
@@ -109,21 +108,10 @@ class OpenerTests(BackendHooks):
 
     def test_openers_append_at_the_same_time(self, openers: tuple[Backend, Backend]) -> None:
         """Every acknowledged append has its own number, and both instances read all of them."""
-
-        def writer(backend: Backend, name: int) -> dict[int, bytes]:
-            entries = [b"%d of writer %d" % (number, name) for number in range(12)]
-            return {
-                backend.append("key/a", entry, objects=named(entry)): entry for entry in entries
-            }
-
-        jobs = [lambda name=name: writer(openers[name % 2], name) for name in range(4)]
-        acknowledged = {seq: entry for one in at_once(*jobs) for seq, entry in one.items()}
-        assert sorted(acknowledged) == list(range(1, 49))
-        objects = named(*acknowledged.values())
+        acknowledged = append_at_once(*openers, *openers)
+        objects = named(*(entry.data for entry in acknowledged))
         for backend in openers:
-            assert backend.read("key/a") == [
-                Entry(seq, acknowledged[seq]) for seq in sorted(acknowledged)
-            ]
+            assert backend.read("key/a") == acknowledged
             assert backend.get_objects(objects) == objects
 
     def test_no_append_of_one_opener_commits_while_the_other_takes_ids(
