@@ -276,29 +276,21 @@ class SQLiteBackend(Backend):
         small = is_small_record(stream, entry, objects)
         size = len(entry) if small else self._limits.check(objects, entry)
         with self._writing(size):
-            try:
-                return self._append(stream, entry, after, objects, requires)
-            except StorageError as error:
-                if not (small and error.no_room) or not self._connections.reserve.release_half():
-                    raise
-            return self._append(stream, entry, after, objects, requires)
-
-    def _append(
-        self,
-        stream: str,
-        entry: bytes,
-        after: int | None,
-        objects: Mapping[str, bytes],
-        requires: Collection[str],
-    ) -> int:
-        with self._connections.transaction() as db:
-            if after is not None:
-                check_newest(stream, newest_entry(db, stream), after)
-            missing = set(requires) - present_objects(db, requires)
-            if missing:
-                raise MissingObjectsError(missing)
-            self._put(db, objects)
-            return add_entry(db, stream, bytes(entry))
+            while True:
+                try:
+                    with self._connections.transaction() as db:
+                        if after is not None:
+                            check_newest(stream, newest_entry(db, stream), after)
+                        missing = set(requires) - present_objects(db, requires)
+                        if missing:
+                            raise MissingObjectsError(missing)
+                        self._put(db, objects)
+                        return add_entry(db, stream, bytes(entry))
+                except StorageError as error:
+                    # Once: the second half of the reserve is kept for deletions.
+                    is_full = small and error.no_room
+                    if not is_full or not self._connections.reserve.release_half():
+                        raise
 
     def read(
         self,

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import get_ident
-from typing import NamedTuple
 from weakref import finalize
 
 from agent_checkpoint.backends.os_support.lock_wait import describe_holders, lock_holders
@@ -65,19 +64,15 @@ _abandoned: list[sqlite3.Connection] = []  # connections of a parent process: ne
 class _Connection(sqlite3.Connection):
     """A connection whose database is registered as open in this process."""
 
+    companions: tuple[FileIdentity | None, ...] | None = None
+    """The identities of its WAL and shared memory files.
+
+    None for a connection without shared memory, which relies on the store lock.
+    """
+
     def close(self) -> None:
         super().close()
         unregister(self)
-
-
-class _PooledConnection(NamedTuple):
-    """A connection, with the identities of its WAL and shared memory files.
-
-    `companions` is None for a connection without shared memory, which relies on the store lock.
-    """
-
-    db: sqlite3.Connection
-    companions: tuple[FileIdentity | None, ...] | None
 
 
 class Connections:
@@ -100,11 +95,9 @@ class Connections:
         self.reserve = reserve
         self.durability = durability
         # Threads pop and append without a lock, which a fork could leave locked: both are atomic.
-        self._idle: list[_PooledConnection] = []
+        self._idle: list[_Connection] = []
         self._writer = 0  # the thread with the write lock
-        self._writer_connections: list[
-            _PooledConnection
-        ] = []  # its connections without shared memory
+        self._writer_connections: list[_Connection] = []  # of that thread, without shared memory
         self._can_share = True
         self._pid = os.getpid()
         self._pin = Pin(database)
@@ -202,14 +195,13 @@ class Connections:
 
     @contextmanager
     def _begin_transaction(self, durability: Durability) -> Iterator[sqlite3.Connection]:
-        with self._checkout() as pooled, _durability(pooled.db, durability, self.durability):
-            db = pooled.db
+        with self.connection() as db, _durability(db, durability, self.durability):
             _begin(db, self.lock_timeout)
             try:
                 db.execute(_NO_OP_WRITE)
                 yield db
                 # Last: the commit must go to the store at the path.
-                self._check(pooled)
+                self._check(db)
                 db.execute("COMMIT")
             except BaseException:
                 with suppress(sqlite3.Error):
@@ -247,16 +239,11 @@ class Connections:
         _close_all(self._writer_connections, self._pid)
 
     @contextmanager
-    def connection(self) -> Iterator[sqlite3.Connection]:
+    def connection(self) -> Iterator[_Connection]:
         """Yield a connection outside a transaction; call `exists` first or hold `write_lock`.
 
         Raises the same errors as `wrap_sqlite_errors`.
         """
-        with self._checkout() as pooled:
-            yield pooled.db
-
-    @contextmanager
-    def _checkout(self) -> Iterator[_PooledConnection]:
         with (
             block_forks(),
             wrap_sqlite_errors(self.database, self._mark_suspect),
@@ -265,40 +252,40 @@ class Connections:
             self._after_fork()
             try:
                 is_writer = self._writer_connections and self._writer == get_ident()
-                pooled = (self._writer_connections if is_writer else self._idle).pop()
+                db = (self._writer_connections if is_writer else self._idle).pop()
             except IndexError:
-                pooled = self._open(locks)
-            if self._is_stale(pooled):
-                pooled = self._reconnect(pooled, locks)
+                db = self._open(locks)
+            if self._is_stale(db):
+                db = self._reconnect(db, locks)
             try:
-                yield pooled
+                yield db
             except sqlite3.Error:
-                pooled.db.close()  # its state is unknown: never reuse it
+                db.close()  # its state is unknown: never reuse it
                 raise
             except BaseException:
-                self._give_back(pooled)
+                self._give_back(db)
                 raise
-            self._give_back(pooled)
+            self._give_back(db)
 
-    def _check(self, pooled: _PooledConnection) -> None:
+    def _check(self, db: _Connection) -> None:
         """Check that a commit will reach the files at the path.
 
         Raises:
             StorageError: it would not, or another process may hold the lock.
         """
         self.check_write_lock()
-        if self._is_stale(pooled):
+        if self._is_stale(db):
             raise StorageError(
                 f"The write-ahead log of {self.database} was removed or replaced during a write, "
                 "so nothing was written. Try again.",
                 retryable=True,
             )
 
-    def _is_stale(self, pooled: _PooledConnection) -> bool:
+    def _is_stale(self, db: _Connection) -> bool:
         """Return whether a connection uses other files than those at the path."""
-        return pooled.companions not in (None, self._companion_identities())
+        return db.companions not in (None, self._companion_identities())
 
-    def _reconnect(self, stale: _PooledConnection, locks: ExitStack) -> _PooledConnection:
+    def _reconnect(self, stale: _Connection, locks: ExitStack) -> _Connection:
         """Replace a connection whose WAL was removed or replaced.
 
         Code in this process that opens and closes the database file, for example to copy it,
@@ -309,12 +296,12 @@ class Connections:
         Raises:
             StorageError: acknowledged saves were lost with the WAL.
         """
-        before = _progress(stale.db)
+        before = _progress(stale)
         self.close()
-        stale.db.close()
+        stale.close()
         fresh = self._open(locks)
-        if _progress(fresh.db) < before:
-            fresh.db.close()
+        if _progress(fresh) < before:
+            fresh.close()
             self._is_log_lost = True
             self.exists()
         return fresh
@@ -323,18 +310,15 @@ class Connections:
         with wrap_os_errors(f"look at {self.database}"):
             return tuple(map(file_identity, self._companions))
 
-    def _give_back(self, pooled: _PooledConnection) -> None:
+    def _give_back(self, db: _Connection) -> None:
         if self._pid != os.getpid():
-            _abandoned.append(pooled.db)  # checked out in the parent: must not be closed here
-        elif pooled.db.in_transaction:
-            pooled.db.close()  # its rollback failed
-        elif pooled.companions is None:
-            if self._writer == get_ident():
-                self._writer_connections.append(pooled)
-            else:
-                pooled.db.close()
+            _abandoned.append(db)  # checked out in the parent: must not be closed here
+        elif db.companions is not None and not db.in_transaction:
+            self._idle.append(db)
+        elif self._writer == get_ident() and not db.in_transaction:
+            self._writer_connections.append(db)
         else:
-            self._idle.append(pooled)
+            db.close()  # its rollback failed, or its lock is released
 
     def _mark_suspect(self) -> None:
         # After an I/O error cached pages may differ from the disk: reconnect, and check the whole
@@ -350,7 +334,7 @@ class Connections:
             self._writer = 0
             self._pid = os.getpid()
 
-    def _open(self, locks: ExitStack) -> _PooledConnection:
+    def _open(self, locks: ExitStack) -> _Connection:
         """Open the database; add the locks that are required for its use to `locks`.
 
         Even to read, SQLite creates the WAL and shared memory files. If that fails, on a full disk
@@ -371,10 +355,10 @@ class Connections:
         with ExitStack() as lock:
             lock.enter_context(shared_lock(self.lock_file, self.lock_timeout))
             # Without a WAL the database is complete, and the lock keeps writers out.
-            if not self._log_bytes():
-                pooled = self._connect("mode=ro&immutable=1", shared=False)
+            if not self.wal_bytes():
+                db = self._connect("mode=ro&immutable=1", shared=False)
                 locks.push(lock.pop_all())
-                return pooled
+                return db
         try:
             locks.enter_context(exclusive_lock(self.lock_file, self.lock_timeout))
         except OSError as error:
@@ -388,7 +372,7 @@ class Connections:
         locks.callback(self.reserve.refill)  # closing removes the WAL and frees its blocks
         return self._open_exclusive()
 
-    def _open_exclusive(self) -> _PooledConnection:
+    def _open_exclusive(self) -> _Connection:
         """Open the database in exclusive locking mode, without shared memory."""
         try:
             return self._connect("mode=rw", shared=False)
@@ -396,13 +380,14 @@ class Connections:
             self.reserve.release()  # there was no inode for the WAL
             return self._connect("mode=rw", shared=False)
 
-    def _log_bytes(self) -> int:
+    def wal_bytes(self) -> int:
+        """Return the size of the WAL, 0 if there is none. Raises OSError."""
         try:
             return os.stat(self._companions[0]).st_size
         except FileNotFoundError:
             return 0
 
-    def _connect(self, how: str = "mode=rw", *, shared: bool = True) -> _PooledConnection:
+    def _connect(self, how: str = "mode=rw", *, shared: bool = True) -> _Connection:
         with wrap_os_errors(f"look at {self.database}"):
             self._check_own()
             # SQLite would block on a pipe, and follow a link out of the store.
@@ -414,13 +399,12 @@ class Connections:
                         raise OSError(f"{path} is not a regular file; remove it")
         self.exists()
         with database_open_lock():
-            db = sqlite3.connect(
+            db = _Connection(
                 _uri(self.database, how),
                 uri=True,
                 timeout=min(_TIMEOUT, self.lock_timeout),
                 isolation_level=None,
                 check_same_thread=False,
-                factory=_Connection,
             )
             register(db, self.database)
         try:
@@ -440,10 +424,12 @@ class Connections:
             db.execute("PRAGMA secure_delete=FAST")
             # A flipped bit can turn a blob into text; readers check the bytes.
             db.text_factory = bytes
-            return _PooledConnection(db, self._checked_companions(db) if shared else None)
+            if shared:
+                db.companions = self._checked_companions(db)
         except BaseException:
             db.close()
             raise
+        return db
 
     def _checked_companions(self, db: sqlite3.Connection) -> tuple[FileIdentity | None, ...]:
         self._pin.exists()  # before and after: so this is the database that was opened
@@ -502,11 +488,11 @@ def _uri(database: Path, how: str) -> str:
     return f"file:{path}?{how}"
 
 
-def _close_all(idle: list[_PooledConnection], pid: int) -> None:
+def _close_all(idle: list[_Connection], pid: int) -> None:
     """Close the connections that process `pid` opened. A child process keeps them open, unused."""
     with suppress(IndexError):  # until none is left
         while True:
-            db = idle.pop().db
+            db = idle.pop()
             if pid == os.getpid():
                 db.close()
             else:

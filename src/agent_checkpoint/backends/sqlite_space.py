@@ -15,9 +15,7 @@ from agent_checkpoint.backends.os_support.posix import free_bytes
 from agent_checkpoint.backends.sqlite_connections import PAGE_BYTES, WAL_BYTES, Connections
 from agent_checkpoint.errors import StorageError
 
-_MIN_FREE_PAGES = (
-    128  # free pages, a megabyte: fewer are soon reused, and moving pages costs syncs,
-)
+_MIN_FREE_PAGES = 128  # a megabyte: fewer are soon reused, and moving pages costs syncs,
 _MIN_FREE_SHARE = 4  # unless they are a quarter of all pages
 _FIRST_STEP, _MAX_STEP = 32, 4096  # pages moved in one transaction
 _SHRINK_SECONDS = 2.0
@@ -33,7 +31,6 @@ class SpaceManager:
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
-        self._wal = connections.database.with_name(connections.database.name + "-wal")
         self._wal_limit = _MAX_WAL_BYTES
 
     def delete(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -108,7 +105,7 @@ class SpaceManager:
     def _limit_wal(self, db: sqlite3.Connection) -> None:
         # SQLite restarts the WAL only when no reader uses it. With overlapping readers that never
         # happens, so wait briefly for the current ones.
-        size = self._wal.stat().st_size if self._wal.exists() else 0
+        size = self._connections.wal_bytes()
         if size > self._wal_limit:
             self._wal_limit = size + _MAX_WAL_BYTES  # if busy, do not wait again at every write
             with _busy_timeout(db, _READER_WAIT):

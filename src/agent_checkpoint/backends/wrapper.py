@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.backends.base import NO_OBJECTS, Backend, BackendProperties, ObjectScan
 from agent_checkpoint.records import Entry, ObjectInfo
+
+
+def _forwarded(name: str) -> Any:
+    """Return a read-only attribute with the value of a property of the wrapped backend."""
+    return property(lambda self: getattr(self.properties, name), doc="As in `properties`.")
 
 
 class WrapperBackend(Backend):
@@ -30,35 +34,12 @@ class WrapperBackend(Backend):
         """The properties of the wrapped backend."""
         return self.inner.properties
 
-    @property
-    def readable(self) -> bool:  # type: ignore[override]
-        """As in `properties`."""
-        return self.properties.readable
-
-    @property
-    def shared(self) -> bool:  # type: ignore[override]
-        """As in `properties`."""
-        return self.properties.shared
-
-    @property
-    def url(self) -> str | None:  # type: ignore[override]
-        """As in `properties`."""
-        return self.properties.url
-
-    @property
-    def path(self) -> Path | None:  # type: ignore[override]
-        """As in `properties`."""
-        return self.properties.path
-
-    @property
-    def durability(self) -> str | None:  # type: ignore[override]
-        """As in `properties`."""
-        return self.properties.durability
-
-    @property
-    def compression(self) -> str | None:  # type: ignore[override]
-        """As in `properties`."""
-        return self.properties.compression
+    readable = _forwarded("readable")
+    shared = _forwarded("shared")
+    url = _forwarded("url")
+    path = _forwarded("path")
+    durability = _forwarded("durability")
+    compression = _forwarded("compression")
 
     def put_objects(self, objects: Mapping[str, bytes]) -> None:
         """Forward."""
