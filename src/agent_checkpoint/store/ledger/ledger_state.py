@@ -28,12 +28,11 @@ UNREADABLE = "unreadable"
 
 
 @dataclass(repr=False)
-class Effect:
-    """An external side effect that was started, and its status."""
+class _Call:
+    """A tool call in a ledger."""
 
     id: str
     session: str
-    kind: str
     tool: str
     module: str
     """The module that defines the tool."""
@@ -45,11 +44,23 @@ class Effect:
     ts: float
     task: str | None
     at: str
-    """The id of the head when the effect was started."""
+    """The id of the head when an effect was started, or of the checkpoint saved with a request."""
     parts: dict[str, JsonValue]
-    """The arguments and the result, encoded."""
+    """The arguments, encoded; of an effect also the result, of a request the edited arguments."""
     words: str
     """A description for people."""
+
+    @property
+    def title(self) -> str:
+        """Tool name and hash of the arguments; messages and logs must not contain arguments."""
+        return title_of(self.tool, self.digest)
+
+
+@dataclass(repr=False)
+class Effect(_Call):
+    """An external side effect that was started, and its status."""
+
+    kind: str
     also: str | None = None
     """A second identity, if the approver edited the arguments."""
     status: str = UNKNOWN
@@ -67,36 +78,16 @@ class Effect:
         return f"<Effect {self.id}: {self.title}, {self.status}>"
 
     @property
-    def title(self) -> str:
-        """Tool name and hash of the arguments; messages and logs must not contain arguments."""
-        return title_of(self.tool, self.digest)
-
-    @property
     def stands(self) -> bool:
         """Whether the effect was executed, or may have been, and was not compensated."""
         return self.status in (UNKNOWN, COMMITTED, UNDOING)
 
 
 @dataclass(repr=False)
-class ApprovalRequest:
+class ApprovalRequest(_Call):
     """An approval request for a tool call."""
 
-    id: str
-    session: str
-    tool: str
-    module: str
-    """The module that defines the tool."""
-    identity: str
-    digest: str
-    seq: int
-    ts: float
-    task: str | None
-    at: str
-    """The id of the checkpoint that was saved with the request."""
     expires: float | None
-    parts: dict[str, JsonValue]
-    """The arguments, and those that the approver edited."""
-    words: str
     status: str = PENDING
     answer: str | None = None
     """Approved or denied. Not changed when the answer is used."""
@@ -107,11 +98,6 @@ class ApprovalRequest:
 
     def __repr__(self) -> str:
         return f"<ApprovalRequest {self.id}: {self.title}, {self.status}>"
-
-    @property
-    def title(self) -> str:
-        """Tool name and hash of the arguments; messages and logs must not contain arguments."""
-        return title_of(self.tool, self.digest)
 
     @property
     def status_text(self) -> str:
