@@ -42,7 +42,7 @@ def origin_of(store: Store, key: str) -> CheckpointId | None:
         StorageError: the medium failed.
     """
     try:
-        for entry in islice(store.oldest_first(key, page=1), 1):
+        for entry in islice(store.entries(key, page=1, oldest_first=True), 1):
             first = read_checkpoint(key, entry.seq, entry.data)
             if first.kind == Kind.FORK and first.parents:
                 return _other(parse_checkpoint_id(first.parents[0]), key)

@@ -103,7 +103,7 @@ def why_unclaimed_not_owned(store: Store, checkpoint: Checkpoint) -> str | None:
         return "it has no ownership claim, and other users may write to this store"
     if checkpoint.token is not None:
         return IMPORTED
-    oldest = next(store.oldest_first(checkpoint.key, page=1), None)
+    oldest = next(store.entries(checkpoint.key, page=1, oldest_first=True), None)
     try:
         is_own = oldest is None or not read_checkpoint(checkpoint.key, *oldest).token
     except UNUSABLE:
@@ -113,12 +113,7 @@ def why_unclaimed_not_owned(store: Store, checkpoint: Checkpoint) -> str | None:
 
 def newest_readable(store: Store, key: str) -> Checkpoint | None:
     """Return the newest checkpoint of a key that can be read. Raises StorageError."""
-    for entry in store.entries(key, page=1):
-        try:
-            return read_checkpoint(key, entry.seq, entry.data)
-        except UNUSABLE:
-            continue  # `verify` reports it
-    return None
+    return next(store.readable(key, page=1), None)
 
 
 def path_text(path: Path) -> str:

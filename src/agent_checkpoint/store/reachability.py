@@ -9,7 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Optional
 
 from agent_checkpoint.errors import FormatError, IntegrityError
-from agent_checkpoint.store.objects.object_format import Object, TerminalRef, open_object
+from agent_checkpoint.store.objects.object_format import (
+    Object,
+    TerminalRef,
+    children_first,
+    open_object,
+)
 from agent_checkpoint.store.objects.reader import ObjectSource, fetch_objects, object_names
 
 _BATCH = 16
@@ -73,12 +78,7 @@ def mark(
 
 def reachable(roots: Iterable[str], seen: RefGraph) -> set[str]:
     """Return the object ids that are reachable from the roots, in a graph built by `mark`."""
-    reached: set[str] = set()
-    level = set(roots)
-    while level:
-        reached |= level
-        level = {ref for name in level for ref in seen.get(name) or ()} - reached
-    return reached
+    return set(children_first(roots, seen))
 
 
 def read_or_reason(

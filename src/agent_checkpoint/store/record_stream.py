@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agent_checkpoint.errors import IntegrityError, MissingObjectsError
-from agent_checkpoint.records import Checkpoint, JsonValue, check_stream, short_repr
+from agent_checkpoint.errors import IntegrityError
+from agent_checkpoint.records import JsonValue, check_stream, short_repr
 from agent_checkpoint.store.canonical_json import read_json
 from agent_checkpoint.store.checkpoint_entries import open_entry, seal_entry
 from agent_checkpoint.store.objects.reader import Reader, object_names
 from agent_checkpoint.store.objects.splitting import inline_parts, split_parts
-from agent_checkpoint.store.sealed_streams import append_entry, read_entries
-from agent_checkpoint.store.store import Store
+from agent_checkpoint.store.objects.writer import Writer
+from agent_checkpoint.store.sealed_streams import read_entries
+from agent_checkpoint.store.store import Encoded, Store
 
-_TRIES = 5
 _PAGE = 1000
 
 
@@ -44,28 +44,19 @@ class RecordStream:
             StorageError: the medium failed; nothing was acknowledged.
         """
         self.store.format.check(writing=True)
-        backend = self.store.backend
-        for attempt in range(_TRIES):
-            writer = self.store.writer(trust_cache=attempt == 0)
-            if backend.properties.readable:
+        is_readable = self.store.backend.properties.readable
+
+        def encode(writer: Writer) -> Encoded:
+            if is_readable:
                 trees = inline_parts(parts, writer)
             else:
                 texts, _ = split_parts(parts, writer)
                 trees = {name: read_json(text) for name, text in texts.items()}
-            stored = {**record, "parts": trees}
-            entry = seal_entry(stored, indent=backend.properties.readable)
-            objects, requires = writer.flush(backend, object_names(trees.values()))
-            try:
-                seq = append_entry(
-                    backend, self.name, entry, after=after, objects=objects, requires=requires
-                )
-            except MissingObjectsError:
-                if attempt == _TRIES - 1:
-                    raise
-            else:
-                writer.committed()
-                return seq, stored
-        raise AssertionError("unreachable: the loop returns or raises")
+            entry = seal_entry({**record, "parts": trees}, indent=is_readable)
+            return Encoded(entry, trees, tuple(object_names(trees.values())), len(entry))
+
+        seq, encoded = self.store.commit(self.name, encode, after=after)
+        return seq, {**record, "parts": encoded.parts}
 
     def read(self, after: int = 0) -> list[tuple[int, dict[str, Any]]]:
         """Return the records with numbers above `after`, in order, each with its number.
@@ -106,7 +97,6 @@ class RecordStream:
             IntegrityError: an object is missing or damaged.
             StorageError: the medium failed.
         """
-        bounds = Checkpoint("-", 1, 0, "record", None, (), {}, (), parts)
-        reader = self.store.reader(bounds)
+        reader = Reader(self.store.backend, states=[parts])
         reader.fetch(parts.values())
         return reader

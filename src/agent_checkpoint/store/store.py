@@ -5,7 +5,8 @@ A checkpoint exists if and only if its stream entry exists. Nothing is updated i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -22,7 +23,6 @@ from agent_checkpoint.errors import (
 from agent_checkpoint.options import Compression
 from agent_checkpoint.records import (
     Checkpoint,
-    CheckpointId,
     Draft,
     Entry,
     JsonValue,
@@ -38,7 +38,7 @@ from agent_checkpoint.store.checkpoint_entries import (
 )
 from agent_checkpoint.store.format_record import FormatRecord
 from agent_checkpoint.store.import_journal import Import, unfinished_imports
-from agent_checkpoint.store.objects.list_cache import ListCache
+from agent_checkpoint.store.objects.list_cache import CachedList
 from agent_checkpoint.store.objects.object_cache import ObjectCache
 from agent_checkpoint.store.objects.object_format import PlainObject, missing_objects
 from agent_checkpoint.store.objects.reader import MAX_STATE, Reader, object_names
@@ -67,17 +67,8 @@ class _Head(NamedTuple):
     """The ids of the objects that it refers to."""
 
 
-class _Appended(NamedTuple):
-    """The result of appending a draft."""
-
-    seq: int
-    parts: Mapping[str, JsonValue]
-    roots: tuple[str, ...]
-    size: int
-
-
-class _Encoded(NamedTuple):
-    """A draft encoded for the backend: the entry, its parts, and the ids of referenced objects."""
+class Encoded(NamedTuple):
+    """An entry for the backend, its parts, the ids of referenced objects, and its whole size."""
 
     entry: bytes
     parts: Mapping[str, JsonValue]
@@ -117,7 +108,7 @@ class Store:
         self.format = FormatRecord(backend)
         self.codecs = ObjectCodecs(backend)
         self._write_cache: WriteCache = WeakKeyDictionary()
-        self._lists: dict[str, ListCache] = {}
+        self._lists: dict[str, list[CachedList]] = {}
         self._cache = ObjectCache()
         self._heads: dict[str, _Head] = {}
         self._trust = trust_of(backend)
@@ -152,14 +143,20 @@ class Store:
         if parents is None:
             parents = self._readable_head(draft.key)
         ts_ns = now_ns() if ts_ns is None else ts_ns
+        encode = self._encode_inline if self.backend.properties.readable else self._encode_split
         try:
-            seq, parts, roots, size = self._append(draft, ts_ns, parents, after, adopted)
+            seq, (_, parts, roots, size) = self.commit(
+                _stream(draft.key),
+                partial(encode, draft, ts_ns, parents),
+                after=after,
+                draft=draft,
+                adopted=adopted,
+            )
         except RecursionError:
             raise InvalidInputError(
                 f"The state for {short_repr(draft.key)} is nested too deeply for Python's stack."
             ) from None
-        self._remember_head(draft.key, seq, ts_ns, roots)
-        return Checkpoint(
+        written = Checkpoint(
             key=draft.key,
             seq=seq,
             ts_ns=ts_ns,
@@ -173,6 +170,10 @@ class Store:
             token=draft.token,
             claim=draft.claim,
         )
+        if len(self._heads) >= _MOST_HEADS:
+            self._heads.clear()
+        self._heads[draft.key] = _Head(seq, written.id, str(ts_ns).encode(), roots)
+        return written
 
     def known_parts(self) -> list[Any]:
         """Return the live objects that the write cache has entries for."""
@@ -186,7 +187,9 @@ class Store:
         """
         lists = head = None
         if key is not None:
-            lists, head = self._lists_of(key), self._heads.get(key)
+            if key not in self._lists and len(self._lists) >= _MOST_LISTS:
+                self._lists.clear()
+            lists, head = self._lists.setdefault(key, []), self._heads.get(key)
             trust_cache = trust_cache and self._epochs.get(key, 0) == self._trust.epoch
         return Writer(
             self._write_cache,
@@ -212,7 +215,7 @@ class Store:
 
     def reader(self, *checkpoints: Checkpoint) -> Reader:
         """Return a reader for the objects of these checkpoints."""
-        return Reader(self.backend, self._cache, checkpoints=checkpoints)
+        return Reader(self.backend, self._cache, states=[item.parts for item in checkpoints])
 
     def head(self, key: str) -> Checkpoint | None:
         """Return the newest checkpoint of the key, or None if there is no such key.
@@ -241,26 +244,30 @@ class Store:
         for entry in self.entries(key, before=before, page=page):
             yield read_checkpoint(key, entry.seq, entry.data)
 
-    def entries(self, key: str, *, before: int | None = None, page: int = 100) -> Iterator[Entry]:
+    def readable(self, key: str, *, page: int = 100) -> Iterator[Checkpoint]:
+        """Iterate over the checkpoints of a key that can be read, newest first.
+
+        `verify` reports the others. Raises FormatError, StorageError.
+        """
+        for entry in self.entries(key, page=page):
+            try:
+                checkpoint = read_checkpoint(key, entry.seq, entry.data)
+            except UNUSABLE:
+                continue
+            yield checkpoint
+
+    def entries(
+        self, key: str, *, before: int | None = None, page: int = 100, oldest_first: bool = False
+    ) -> Iterator[Entry]:
         """Iterate over the raw entries of a key, newest first. Raises FormatError, StorageError."""
         self.format.check()
+        edges = {"before": before}
         while True:
-            entries, visible = self._read(key, before=before, limit=page, newest_first=True)
+            entries, visible = self._read(key, limit=page, newest_first=not oldest_first, **edges)
             yield from visible
             if len(entries) < page:
                 return
-            before = entries[-1].seq
-
-    def oldest_first(self, key: str, *, page: int = 100) -> Iterator[Entry]:
-        """Iterate over the raw entries of a key in order. Raises FormatError, StorageError."""
-        self.format.check()
-        after = 0
-        while True:
-            entries, visible = self._read(key, after=after, limit=page)
-            yield from visible
-            if len(entries) < page:
-                return
-            after = entries[-1].seq
+            edges["after" if oldest_first else "before"] = entries[-1].seq
 
     def list_keys(self, prefix: str = "") -> list[str]:
         """Return the keys that have checkpoints and begin with the prefix, sorted.
@@ -325,37 +332,41 @@ class Store:
         self.format.check(writing=True)
         self.backend.remove(_stream(key), seqs)
 
-    def _lists_of(self, key: str) -> ListCache:
-        if key not in self._lists and len(self._lists) >= _MOST_LISTS:
-            self._lists.clear()
-        return self._lists.setdefault(key, ListCache())
-
-    def _remember_head(self, key: str, seq: int, ts_ns: int, roots: tuple[str, ...]) -> None:
-        if len(self._heads) >= _MOST_HEADS:
-            self._heads.clear()
-        checkpoint_id = CheckpointId(key, ts_ns, seq)
-        self._heads[key] = _Head(seq, str(checkpoint_id), str(ts_ns).encode(), roots)
-
-    def _append(
+    def commit(
         self,
-        draft: Draft,
-        ts_ns: int,
-        parents: tuple[str, ...],
+        stream: str,
+        encode: Callable[[Writer], Encoded],
+        *,
         after: int | None,
-        adopted: Mapping[str, PlainObject],
-    ) -> _Appended:
-        encode = self._encode_inline if self.backend.properties.readable else self._encode_split
+        draft: Draft | None = None,
+        adopted: Mapping[str, PlainObject] = NO_OBJECTS,
+    ) -> tuple[int, Encoded]:
+        """Append an entry with its objects to a stream; return its number, and the entry.
+
+        Args:
+            stream: the name of the stream.
+            encode: puts the objects into a writer and returns the entry. It is called again if
+                gc deleted objects that the entry shares.
+            after: the expected number of the newest entry.
+            draft: the checkpoint that the entry contains, if any.
+            adopted: objects that may not be stored yet.
+
+        Raises:
+            ConflictError: the stream has a newer entry; nothing was written.
+            StorageError: the medium failed; nothing was acknowledged.
+        """
+        key = None if draft is None else draft.key
         trust_cache = True
         for attempt in range(_TRIES):
-            writer = self.writer(draft.key, trust_cache=trust_cache)
+            writer = self.writer(key, trust_cache=trust_cache)
             writer.adopt(adopted)
-            entry, parts, roots, size = encode(draft, writer, ts_ns, parents)
-            objects, requires = writer.flush(self.backend, roots)
+            encoded = encode(writer)
+            objects, requires = writer.flush(encoded.roots)
             try:
                 seq = append_entry(
                     self.backend,
-                    _stream(draft.key),
-                    entry,
+                    stream,
+                    encoded.entry,
                     after=after,
                     objects=objects,
                     requires=requires,
@@ -363,9 +374,9 @@ class Store:
             except MissingObjectsError as error:
                 # gc swept objects that were unreachable when it marked: write them again. If only
                 # roots of the last checkpoint are missing, it was pruned, and cannot vouch.
-                head = self._heads.pop(draft.key, None)
+                head = self._heads.pop(key, None) if key is not None else None
                 trust_cache = trust_cache and head is not None and error.ids <= set(head.roots)
-                if draft.source is not None and head is None:
+                if draft is not None and draft.source is not None and head is None:
                     self._trust.report_lost(error.ids)
                     raise missing_objects(error.ids) from error
                 if attempt == _TRIES - 1:
@@ -373,21 +384,21 @@ class Store:
             else:
                 writer.committed()
                 writer.fill_cache(self._cache)
-                if writer.epoch and not writer.is_partial:
-                    self._epochs[draft.key] = writer.epoch
-                return _Appended(seq, parts, roots, size)
+                if key is not None and writer.epoch and not writer.is_partial:
+                    self._epochs[key] = writer.epoch
+                return seq, encoded
         raise AssertionError("unreachable: the loop returns or raises")
 
     def _encode_inline(
-        self, draft: Draft, writer: Writer, ts_ns: int, parents: tuple[str, ...]
-    ) -> _Encoded:
+        self, draft: Draft, ts_ns: int, parents: tuple[str, ...], writer: Writer
+    ) -> Encoded:
         parts = inline_parts(draft.parts, writer)
         entry = write_readable(draft, ts_ns=ts_ns, parents=parents, parts=parts)
-        return _Encoded(entry, parts, tuple(object_names(parts.values())), len(entry))
+        return Encoded(entry, parts, tuple(object_names(parts.values())), len(entry))
 
     def _encode_split(
-        self, draft: Draft, writer: Writer, ts_ns: int, parents: tuple[str, ...]
-    ) -> _Encoded:
+        self, draft: Draft, ts_ns: int, parents: tuple[str, ...], writer: Writer
+    ) -> Encoded:
         if draft.source is None:
             texts, roots = split_parts(draft.parts, writer)
             size = writer.size + sum(map(len, texts.values()))
@@ -401,7 +412,7 @@ class Store:
             texts = {name: write_json(tree) for name, tree in draft.parts.items()}
             roots, size = tuple(object_names(draft.parts.values())), draft.source.size
         entry = write_checkpoint(draft, ts_ns=ts_ns, parents=parents, parts=texts, size=size)
-        return _Encoded(entry, _WrittenParts(texts), roots, size)
+        return Encoded(entry, _WrittenParts(texts), roots, size)
 
     def _readable_head(self, key: str) -> tuple[str, ...]:
         # An unreadable newest entry must not stop an agent from saving.

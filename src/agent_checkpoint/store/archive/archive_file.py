@@ -20,7 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError, StorageError
+from agent_checkpoint.backends.os_support.posix import (
+    open_private,
+    sync_directory,
+    wrap_os_errors,
+)
+from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError
 from agent_checkpoint.records import Checkpoint, Entry, check_key, short_repr
 from agent_checkpoint.store.canonical_json import read_json, write_json
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint, write_checkpoint
@@ -36,11 +41,11 @@ from agent_checkpoint.store.objects.object_format import (
     MAX_OBJECT,
     LostObjectError,
     PlainObject,
+    children_first,
     open_object,
     plain_object,
 )
 from agent_checkpoint.store.objects.reader import fetch_objects, object_names
-from agent_checkpoint.store.objects.ref_graph import children_first
 from agent_checkpoint.store.objects.references import with_references
 from agent_checkpoint.store.objects.splitting import split_parts
 from agent_checkpoint.store.objects.varint import read_varint, write_varint
@@ -78,10 +83,9 @@ def export_archive(store: Store, path: str | os.PathLike[str], key: str) -> int:
         raise key_not_found(key, store)
     target = check_archive_path(path)
     fresh = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with wrap_os_errors(f"write the archive {target}"):
         try:
-            with os.fdopen(fd, "wb") as file:
+            with open(fresh, "xb", opener=open_private) as file:
                 count = _Export(store, key, file).run()
                 file.flush()
                 os.fsync(file.fileno())
@@ -89,13 +93,7 @@ def export_archive(store: Store, path: str | os.PathLike[str], key: str) -> int:
         except BaseException:
             fresh.unlink(missing_ok=True)
             raise
-        directory = os.open(target.parent, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-    except OSError as error:
-        raise StorageError(f"Cannot write the archive {target}: {error.strerror}.") from error
+        sync_directory(target.parent)
     return count
 
 
@@ -116,7 +114,7 @@ class _Export:
         count = last = 0
         for _ in range(_TRIES):
             gone = 0
-            for entry in self.store.oldest_first(self.key):
+            for entry in self.store.entries(self.key, oldest_first=True):
                 if entry.seq > last:
                     last = entry.seq
                     is_written = self._checkpoint(entry)
@@ -217,13 +215,13 @@ class Archive:
         self.path = path
         self._places: dict[str, tuple[int, int]] = {}
         self.key = ""
-        with _reading(path), path.open("rb") as file:
+        with self._open() as file:
             self._read(file)
 
     def checkpoints(self) -> Iterator[tuple[Checkpoint, list[str]]]:
         """Iterate over the checkpoints, oldest first, each with the ids of its new objects."""
         names: list[str] = []
-        with _reading(self.path), self.path.open("rb") as file:
+        with self._open() as file:
             for frame in _frames(file, self.path):
                 if frame.kind == OBJECT:
                     names.append(frame.content[:ID_BYTES].hex())
@@ -234,7 +232,7 @@ class Archive:
     def ledgers(self) -> dict[str, list[LedgerRecord]]:
         """Return the records of each ledger, in order."""
         found: dict[str, list[LedgerRecord]] = {}
-        with _reading(self.path), self.path.open("rb") as file:
+        with self._open() as file:
             for frame in _frames(file, self.path):
                 if frame.kind == LEDGER:
                     packed = read_frame(frame.content)
@@ -252,11 +250,16 @@ class Archive:
 
     def objects(self, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
         """Iterate over objects of the archive in stored form, each with its id."""
-        with _reading(self.path), self.path.open("rb") as file:
+        with self._open() as file:
             for name in names:
                 start, size = self._places[name]
                 file.seek(start)
                 yield name, file.read(size)
+
+    @contextmanager
+    def _open(self) -> Iterator[BinaryIO]:
+        with wrap_os_errors(f"read the archive {self.path}"), self.path.open("rb") as file:
+            yield file
 
     def _read(self, file: BinaryIO) -> None:
         digest = hashlib.sha256()
@@ -271,14 +274,9 @@ class Archive:
                 self._object(frame)
             elif frame.kind == CHECKPOINT:
                 count += 1
-                lost = (
-                    set(object_names(self._checkpoint(frame).parts.values())) - self._places.keys()
-                )
-                if lost:
-                    raise self._damaged()
+                self._check_present(object_names(self._checkpoint(frame).parts.values()))
             elif frame.kind == LEDGER:
-                if not self._places.keys() >= set(needed_objects(read_frame(frame.content))):
-                    raise self._damaged()
+                self._check_present(needed_objects(read_frame(frame.content)))
             else:
                 last = frame.kind == END
         if not last or not count:
@@ -295,9 +293,12 @@ class Archive:
 
     def _object(self, frame: Frame) -> None:
         name, stored = frame.content[:ID_BYTES].hex(), frame.content[ID_BYTES:]
-        if not self._places.keys() >= set(open_object(name, stored).refs):
-            raise self._damaged()
+        self._check_present(open_object(name, stored).refs)
         self._places[name] = (frame.start + ID_BYTES, len(stored))
+
+    def _check_present(self, names: Iterable[str]) -> None:
+        if not self._places.keys() >= set(names):
+            raise self._damaged()
 
     def _checkpoint(self, frame: Frame) -> Checkpoint:
         seq, start = _varint(frame.content, 0, self.path)
@@ -359,11 +360,3 @@ def check_archive_path(path: str | os.PathLike[str]) -> Path:
     if not found.name or "\0" in str(found):
         raise InvalidInputError(f"{short_repr(path)} is not a valid file name.")
     return found
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(f"Cannot read the archive {path}: {error.strerror}.") from error

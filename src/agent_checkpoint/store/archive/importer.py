@@ -103,7 +103,7 @@ class _Import:
 
     def _with_own_ledger(self, found: Checkpoint) -> Checkpoint:
         """Return the checkpoint, with a new lineage if another session here uses the old one."""
-        reader = Reader(self.archive, checkpoints=[found])
+        reader = Reader(self.archive, states=[found.parts])
         lineage = lineage_of(reader, found)
         if lineage is None:
             return found
@@ -141,7 +141,7 @@ class _Import:
     def _parts(self, found: Checkpoint) -> Mapping[str, JsonValue]:
         if not self.store.backend.properties.readable:
             return found.parts
-        reader = Reader(self.archive, checkpoints=[found], most=MAX_READABLE)
+        reader = Reader(self.archive, states=[found.parts], most=MAX_READABLE)
         reader.fetch(found.parts.values())
         parts = {name: resolve_tree(tree, reader) for name, tree in found.parts.items()}
         if indented_size(parts, MAX_READABLE) > MAX_READABLE:

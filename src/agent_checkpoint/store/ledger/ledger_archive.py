@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from agent_checkpoint.errors import ConflictError, IntegrityError
-from agent_checkpoint.records import Checkpoint, JsonValue, is_stream, short_repr
+from agent_checkpoint.records import JsonValue, is_stream, short_repr
 from agent_checkpoint.store.checkpoint_entries import now_ns, open_entry
 from agent_checkpoint.store.ledger.ledger_records import (
     PREFIX,
@@ -153,7 +153,6 @@ def _check_numbers(records: list[LedgerRecord]) -> None:
 
 
 def _whole_parts(parts: Mapping[str, JsonValue], source: ObjectSource) -> dict[str, JsonValue]:
-    bounds = Checkpoint("-", 1, 0, "record", None, (), {}, (), parts)
-    reader = Reader(source, checkpoints=[bounds])
+    reader = Reader(source, states=[parts])
     reader.fetch(parts.values())
     return {name: inline_tree(resolve_tree(tree, reader)) for name, tree in parts.items()}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 
 from agent_checkpoint.backends.base import Backend
@@ -17,7 +16,7 @@ from agent_checkpoint.errors import Hint, StorageError
 from agent_checkpoint.records import ObjectInfo, short_repr
 from agent_checkpoint.store.archive.importer import remove_dead_imports
 from agent_checkpoint.store.checkpoint_entries import open_entry
-from agent_checkpoint.store.objects.object_format import LostObjectError
+from agent_checkpoint.store.objects.object_format import LostObjectError, children_first
 from agent_checkpoint.store.reachability import RefGraph, mark, read_or_reason, roots_of
 from agent_checkpoint.store.store import Store
 
@@ -95,13 +94,15 @@ def _sweep(
 
 def _marked(backend: Backend) -> _Marks:
     """Return all reachable objects; retry if another gc deletes one in the meantime."""
-    for _ in range(_TRIES - 1):
-        with suppress(LostObjectError):
-            marks = _Marks(backend)
+    for attempt in range(_TRIES):
+        marks = _Marks(backend)
+        try:
             marks.update()
-            return marks
-    marks = _Marks(backend)
-    marks.update()
+        except LostObjectError:
+            if attempt == _TRIES - 1:
+                raise
+        else:
+            break
     return marks
 
 
@@ -130,20 +131,9 @@ class _Marks:
 
 def _parents_first(backend: Backend, doomed: set[str]) -> list[str]:
     """Return the ids, parents first, so that an interrupted sweep leaves no dangling reference."""
-    refs: dict[str, set[str]] = {}
-    for name, found in read_or_reason(backend, doomed):
-        refs[name] = set() if isinstance(found, str) else doomed.intersection(found.refs)
-    users = dict.fromkeys(doomed, 0)
-    for names in refs.values():
-        for name in names:
-            users[name] += 1
-    order = [name for name, count in users.items() if count == 0]
-    for name in order:  # grows during the loop
-        for ref in refs[name]:
-            users[ref] -= 1
-            if users[ref] == 0:
-                order.append(ref)
-    return order
+    found = read_or_reason(backend, doomed)
+    refs = {name: item.refs for name, item in found if not isinstance(item, str)}
+    return [name for name in reversed([*children_first(doomed, refs)]) if name in doomed]
 
 
 def _check_clock(present: dict[str, ObjectInfo]) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from agent_checkpoint.errors import UNUSABLE, InvalidInputError
+from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import ROLLBACK_KINDS, Checkpoint, Kind, short_repr
-from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.ledger.lineage import pinned_checkpoints
 from agent_checkpoint.store.maintenance.retention import Policy
 from agent_checkpoint.store.store import Store, key_not_found
@@ -30,16 +29,9 @@ def prune(store: Store, key: str, policy: Policy, *, dry_run: bool = False) -> l
         raise InvalidInputError(
             f"prune requires a policy such as KeepLatest(20), not {short_repr(policy)}."
         )
-    readable: list[Checkpoint] = []
-    entries = 0
-    for entry in store.entries(key):
-        entries += 1
-        try:
-            readable.append(read_checkpoint(key, entry.seq, entry.data))
-        except UNUSABLE:
-            continue
-    if not entries:
+    if next(store.entries(key, page=1), None) is None:
         raise key_not_found(key, store)
+    readable = list(store.readable(key))
     kept = policy.keep(readable) | {checkpoint.seq for checkpoint in readable[:1]}
     kept |= _last_move(readable)
     kept |= pinned_checkpoints(store, [item for item in readable if item.seq not in kept])

@@ -10,9 +10,8 @@ from typing import Any
 
 from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
-from agent_checkpoint.store.objects.object_format import Object
+from agent_checkpoint.store.objects.object_format import Object, children_first
 from agent_checkpoint.store.objects.reader import ObjectSource, object_names
-from agent_checkpoint.store.objects.ref_graph import children_first
 from agent_checkpoint.store.objects.references import files_size
 from agent_checkpoint.store.reachability import RefGraph, mark, reachable, read_or_reason
 from agent_checkpoint.store.store import Store

@@ -16,31 +16,23 @@ if TYPE_CHECKING:
 _MAX_BYTES = 1 << 23
 
 
-class _CachedList(NamedTuple):
+class CachedList(NamedTuple):
     """A stored list, and the JSON texts of its items."""
 
     texts: list[bytes]
     stored: StoredList
 
 
-class ListCache:
-    """The long lists of a key's last checkpoint, in the order in which they were written."""
-
-    def __init__(self) -> None:
-        self.lists: list[_CachedList] = []
-
-    def begin(self) -> ListWriter:
-        """Return a writer for the lists of the next checkpoint. Its commit updates this cache."""
-        return ListWriter(self)
-
-
 class ListWriter:
-    """Builds the long lists of one checkpoint, resuming from those of the last one."""
+    """Builds the long lists of one checkpoint, resuming from those of the last one.
 
-    def __init__(self, cache: ListCache) -> None:
+    A commit replaces the cached lists, which are in the order in which they were written.
+    """
+
+    def __init__(self, cache: list[CachedList]) -> None:
         self._cache = cache
-        self._previous = cache.lists
-        self._written: list[_CachedList] = []
+        self._previous = list(cache)
+        self._written: list[CachedList] = []
         self._is_registered = False
 
     def build(self, texts: list[bytes], writer: Writer) -> MerkleListBuilder:
@@ -54,7 +46,7 @@ class ListWriter:
         leaf, leaf_n = stored.leaf, stored.leaf_n
         if last_leaf is not None:
             leaf, leaf_n = last_leaf[0], stored.n + last_leaf[1]
-        self._written.append(_CachedList(texts, StoredList(builder, len(texts), leaf, leaf_n)))
+        self._written.append(CachedList(texts, StoredList(builder, len(texts), leaf, leaf_n)))
         return builder
 
     def _resume(self, texts: list[bytes]) -> StoredList:
@@ -66,4 +58,4 @@ class ListWriter:
 
     def _update_cache(self) -> None:
         size = sum(cached.stored.end.bytes for cached in self._written)
-        self._cache.lists = self._written if size <= _MAX_BYTES else []
+        self._cache[:] = self._written if size <= _MAX_BYTES else []

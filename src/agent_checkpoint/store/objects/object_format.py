@@ -14,7 +14,7 @@ kinds. A terminal reference is one to an object without references: a traversal 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from agent_checkpoint.errors import FormatError, Hint, IntegrityError
@@ -141,6 +141,27 @@ def _refs(flags: bytes, names: str) -> tuple[str, ...]:
         else names[at : at + 2 * ID_BYTES]
         for at in range(0, len(names), 2 * ID_BYTES)
     )
+
+
+def children_first(
+    roots: Iterable[str], refs_of: Mapping[str, Sequence[str] | None]
+) -> Iterator[str]:
+    """Iterate over the ids that are reachable from the roots, each after all its references.
+
+    `refs_of` has the references by id; None or nothing for an object without references.
+    """
+    done: set[str] = set()
+    stack = [(name, False) for name in roots]
+    while stack:
+        name, is_open = stack.pop()
+        if name in done:
+            continue
+        if is_open:
+            done.add(name)
+            yield name
+        else:
+            stack.append((name, True))
+            stack += [(ref, False) for ref in refs_of.get(name) or () if ref not in done]
 
 
 class LostObjectError(IntegrityError):

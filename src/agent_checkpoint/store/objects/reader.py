@@ -5,11 +5,11 @@ Resolves the tags of `splitting`; does not interpret other JSON in the objects.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from agent_checkpoint.errors import IntegrityError
-from agent_checkpoint.records import Checkpoint, JsonValue, is_object_id, short_repr
+from agent_checkpoint.records import JsonValue, is_object_id, short_repr
 from agent_checkpoint.store.canonical_json import read_json
 from agent_checkpoint.store.objects.decode_budget import (
     DecodeBudget,
@@ -64,7 +64,7 @@ class Reader:
         source: ObjectSource,
         cache: ObjectCache | None = None,
         *,
-        checkpoints: Sequence[Checkpoint],
+        states: Sequence[Mapping[str, JsonValue]],
         most: int | None = None,
     ) -> None:
         """Create a reader.
@@ -72,17 +72,16 @@ class Reader:
         Args:
             source: where objects are read from.
             cache: a cache of objects.
-            checkpoints: the checkpoints whose states are read, each at most once. Their declared
-                sizes are not trusted.
+            states: the parts of each checkpoint or record that is read, each at most once.
             most: the maximum size of a state, if less than MAX_STATE.
         """
         self.source = source
         self._cache = ObjectCache() if cache is None else cache
         self._objects: dict[str, Object] = {}
-        self._trees = [tree for checkpoint in checkpoints for tree in checkpoint.parts.values()]
+        self._trees = [tree for parts in states for tree in parts.values()]
         self._measured: PackedSizes = {}
-        self._budget = DecodeBudget(len(checkpoints), self._allowance)
-        self._max_bytes = len(checkpoints) * (MAX_STATE if most is None else most) + _SLACK
+        self._budget = DecodeBudget(len(states), self._allowance)
+        self._max_bytes = len(states) * (MAX_STATE if most is None else most) + _SLACK
         self._max_uses = self._max_bytes // _BYTES_PER_USE
         self._bytes_left = self._max_bytes + self._max_uses  # brackets of arrays come on top
         self._uses_left = self._max_uses

@@ -14,16 +14,16 @@ from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError
 from agent_checkpoint.options import Compression
 from agent_checkpoint.store.objects.decode_budget import BASE_BUDGET, PackedSizes, content_allowance
-from agent_checkpoint.store.objects.list_cache import ListCache
+from agent_checkpoint.store.objects.list_cache import CachedList, ListWriter
 from agent_checkpoint.store.objects.object_cache import ObjectCache
 from agent_checkpoint.store.objects.object_format import (
     Object,
     PlainObject,
     as_read,
+    children_first,
     make_object,
     open_object,
 )
-from agent_checkpoint.store.objects.ref_graph import children_first
 from agent_checkpoint.store.objects.trust import Trust, Vouchers
 
 _QUERY_THRESHOLD = 16384
@@ -44,7 +44,7 @@ class Writer:
     def __init__(
         self,
         write_cache: WriteCache,
-        lists: ListCache | None = None,
+        lists: list[CachedList] | None = None,
         *,
         backend: Backend | None = None,
         compression: Callable[[], Compression] = lambda: "zlib",
@@ -80,7 +80,7 @@ class Writer:
         self.epoch = self._trust.epoch
         """The epoch of the trust when this writer was created."""
         self._previous = previous
-        self.lists = (lists or ListCache()).begin()
+        self.lists = ListWriter([] if lists is None else lists)
         self.size = 0
         """Total size of the values stored as objects; a shared value counts once per use."""
         self.decode_cost = 0
@@ -150,12 +150,11 @@ class Writer:
         for name in self._new if len(self._new) <= _MAX_CACHED else ():
             cache.put_object(name, as_read(self._pending[name]))
 
-    def check_decode_cost(self, roots: Iterable[str], backend: Backend | None = None) -> None:
+    def check_decode_cost(self, roots: Iterable[str]) -> None:
         """Check that a load would not reject the state for its decode cost.
 
         Args:
             roots: the ids of its topmost objects.
-            backend: the source of objects that this writer does not have.
 
         Raises:
             InvalidInputError: the decode cost is too high for the content.
@@ -166,7 +165,7 @@ class Writer:
 
         def fetch(names: Sequence[str]) -> Iterator[tuple[str, Object]]:
             elsewhere = [name for name in names if name not in self._pending]
-            found = {} if backend is None else backend.get_objects(elsewhere)
+            found = {} if self.backend is None else self.backend.get_objects(elsewhere)
             for name in names:
                 if name in self._pending:
                     yield name, as_read(self._pending[name])
@@ -185,7 +184,7 @@ class Writer:
                 "once, as bytes, or as a numpy array."
             )
 
-    def flush(self, backend: Backend, roots: Iterable[str]) -> tuple[dict[str, bytes], set[str]]:
+    def flush(self, roots: Iterable[str]) -> tuple[dict[str, bytes], set[str]]:
         """Return the objects to store with the entry, in order, and the ids that must exist.
 
         Invariant: if an object is stored, everything it refers to is stored too. Objects are
@@ -197,16 +196,18 @@ class Writer:
             FormatError: the store has zstd objects, and zstd is not installed.
             StorageError: the medium failed.
         """
+        if self.backend is None:
+            raise AssertionError("unreachable: only the writers of a store are flushed")
         roots = list(roots)
-        self.check_decode_cost(roots, backend)
+        self.check_decode_cost(roots)
         new, requires = self._partition(roots, lambda names: names)
         self._verified = new
         if sum([self._pending[name].size for name in new]) > _QUERY_THRESHOLD:
             if self._is_trusted:
-                new, requires = self._partition(roots, backend.missing_objects)
+                new, requires = self._partition(roots, self.backend.missing_objects)
                 self._verified = new
             else:
-                new = set(backend.missing_objects(new))
+                new = set(self.backend.missing_objects(new))
                 refs = {ref for name in new for ref in self._pending[name].refs}
                 requires = refs.union(roots) - new
         self._new = new
@@ -223,7 +224,7 @@ class Writer:
                     size += len(stored[name])
                 if size > _BATCH:
                     requires.update(early)
-                    backend.put_objects({name: stored.pop(name) for name in early})
+                    self.backend.put_objects({name: stored.pop(name) for name in early})
                     early, size = [], 0
         return stored, requires
 

@@ -73,7 +73,7 @@ class Search:
         """Iterate over results; the last row contains the reason why the search ended."""
         number, found, end = 0, 0, "all"
         try:
-            for entry in self._store.oldest_first(self._key, page=50):
+            for entry in self._store.entries(self._key, page=50, oldest_first=True):
                 try:
                     checkpoint = read_checkpoint(self._key, entry.seq, entry.data)
                     for row in self._in(checkpoint):

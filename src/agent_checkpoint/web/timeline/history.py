@@ -96,7 +96,7 @@ class Histories:
 
     def oldest(self, key: str) -> int:
         """Return the sequence number of the oldest entry of a key; 0 if there is none."""
-        entry = next(self._store.oldest_first(key, page=1), None)
+        entry = next(self._store.entries(key, page=1, oldest_first=True), None)
         return 0 if entry is None else entry.seq
 
     def _keep(self, key: str, history: History) -> History:

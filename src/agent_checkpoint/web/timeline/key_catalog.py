@@ -161,7 +161,7 @@ class KeyCatalog:
         entry = next(self._store.entries(key, page=1), None)
         first = entry
         if entry is not None and entry.seq > 1:
-            first = next(self._store.oldest_first(key, page=1), None)
+            first = next(self._store.entries(key, page=1, oldest_first=True), None)
         info = KeyInfo(
             self._store.newest(key) if entry is None else entry.seq,
             0 if entry is None else summarize(key, entry).ts_ns,
