@@ -47,9 +47,8 @@ def is_visible(char: str, of: str = " ") -> bool:
     if not char.isprintable() or char in _BLANK:
         return False
     if any(low <= char <= high for low, high in _VARIANTS):
-        return (
-            char == "\ufe0f" and unicodedata.category(of) == "So"
-        )  # selects the colour form of an emoji
+        # It selects the colour form of an emoji.
+        return char == "\ufe0f" and unicodedata.category(of) == "So"
     return unicodedata.bidirectional(char) not in _REORDERING
 
 

@@ -176,9 +176,8 @@ def _read(path: Path) -> bytes | None:
 
 def _create(path: Path) -> None:
     missing = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
-    for folder in reversed(
-        missing
-    ):  # one by one: with `parents=True` the umask would set their mode
+    # One by one: with `parents=True` the umask would set their mode.
+    for folder in reversed(missing):
         folder.mkdir(mode=0o700, exist_ok=True)
     fresh = path.with_name(f"secret.{secrets.token_hex(8)}")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

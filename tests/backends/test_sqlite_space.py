@@ -275,7 +275,7 @@ def test_scrubbing_beside_open_connections(backend):
 
 
 def test_scrubbing_while_somebody_reads_is_refused(backend, monkeypatch):
-    monkeypatch.setattr(sqlite_space, "_SCRUB_READER_WAIT", 0.1)
+    monkeypatch.setattr(sqlite_space, "_SCRUB_READER_WAIT", 100)
     kept = leak(backend)
     with backend._connections.read_connection() as db:
         db.execute("BEGIN")

@@ -259,9 +259,9 @@ class Backend(ABC):
         raise StorageError(f"{self!r} cannot replace objects.")
 
 
-def check_newest(stream: str, newest: int, after: int) -> None:
-    """Check that the newest entry of a stream is the expected one. Raises ConflictError."""
-    if after != newest:
+def check_newest(stream: str, newest: int, after: int | None) -> None:
+    """Check that the newest entry of a stream is the expected one, if any. Raises ConflictError."""
+    if after not in (None, newest):
         raise ConflictError(
             f"The newest entry of the stream {short_repr(stream)} is {newest}, expected {after}."
         )

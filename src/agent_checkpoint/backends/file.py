@@ -145,11 +145,8 @@ class FileBackend(Backend):
         with wrap_os_errors(f"read objects of {self.path}"):
             for name in ids:
                 with suppress(FileNotFoundError):
-                    data = (
-                        read_regular(self._object_file(name))
-                        if self._is_inside_store(name)
-                        else None
-                    )
+                    is_inside = self._is_inside_store(name)
+                    data = read_regular(self._object_file(name)) if is_inside else None
                     if data is not None:
                         found[name] = data
         return found
@@ -190,9 +187,8 @@ class FileBackend(Backend):
                 sweep_temporary_files(self._tmp)
                 for name in doomed:
                     refuse_link(self._object_file(name).parent)
-                    self._check_still_locked(
-                        lock
-                    )  # each time: without the lock a concurrent save may require it
+                    # Each time: without the lock a concurrent save may require the object.
+                    self._check_still_locked(lock)
                     self._object_file(name).unlink(missing_ok=True)
 
     def find_objects(self, first: bytes, position: Any = None) -> ObjectScan:
@@ -439,8 +435,7 @@ class FileBackend(Backend):
     def _link_next(self, stream: str, folder: Path, written: Path, after: int | None) -> int:
         while True:
             newest, free = newest_and_next(folder)
-            if after is not None:
-                check_newest(stream, newest, after)
+            check_newest(stream, newest, after)
             try:
                 os.link(written, entry_file(folder, free))
             except FileExistsError:

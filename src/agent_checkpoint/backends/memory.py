@@ -75,8 +75,7 @@ class MemoryBackend(Backend):
         check_stream(stream)
         with self._lock:
             present = self._streams.get(stream, {})
-            if after is not None:
-                check_newest(stream, next(reversed(present), 0), after)
+            check_newest(stream, next(reversed(present), 0), after)
             missing = self.missing_objects(requires)
             if missing:
                 raise MissingObjectsError(missing)

@@ -45,7 +45,6 @@ from agent_checkpoint.backends.os_support.posix import (
     write_new,
     wrong_backend,
 )
-from agent_checkpoint.backends.os_support.reserve import Reserve
 from agent_checkpoint.backends.os_support.space_limits import SpaceLimits, is_small_record
 from agent_checkpoint.backends.sqlite_connections import Connections
 from agent_checkpoint.backends.sqlite_rows import (
@@ -142,20 +141,15 @@ class SQLiteBackend(Backend):
         self.durability = durability
         self.url = store_url("sqlite", self.path, shared=shared)
         self.compression = check_compression(compression)
-        reserve = Reserve(self.path / ".reserve")
-        self._limits = SpaceLimits(
-            self.path, min_free=min_free, max_bytes=max_bytes, reserve=reserve.path
-        )
         self._tmp = self.path / ".tmp"
         self._connections = Connections(
-            self.path / "store.db",
-            self.path / ".lock",
-            durability,
-            reserve,
-            self._check_own,
-            check_lock_timeout(lock_timeout),
+            self.path / "store.db", durability, self._check_own, check_lock_timeout(lock_timeout)
         )
         self._space = SpaceManager(self._connections)
+        reserve = self._connections.reserve.path
+        self._limits = SpaceLimits(
+            self.path, min_free=min_free, max_bytes=max_bytes, reserve=reserve
+        )
         self._is_prepared = False
         self._since_wal_limit = _LIMIT_WAL_EVERY
 

@@ -8,7 +8,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import get_ident
 from weakref import finalize
@@ -81,9 +81,7 @@ class Connections:
     def __init__(
         self,
         database: Path,
-        lock_file: Path,
         durability: Durability,
-        reserve: Reserve,
         check_own: Callable[[], None],
         lock_timeout: float,
     ) -> None:
@@ -91,8 +89,8 @@ class Connections:
         self.database = database
         self._check_own = check_own
         self.lock_timeout = lock_timeout
-        self.lock_file = lock_file
-        self.reserve = reserve
+        self.lock_file = database.with_name(".lock")
+        self.reserve = Reserve(database.with_name(".reserve"))
         self.durability = durability
         # Threads pop and append without a lock, which a fork could leave locked: both are atomic.
         self._idle: list[_Connection] = []
@@ -170,13 +168,13 @@ class Connections:
                 self.reserve.refill()
 
     @contextmanager
-    def transaction(self, durability: Durability | None = None) -> Iterator[sqlite3.Connection]:
+    def transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
         """Yield a connection in a transaction that is committed at the end of the block.
 
         The caller must hold `write_lock`.
 
         Args:
-            durability: overrides the durability of these connections.
+            durable: as with the durability `full`, whatever that of these connections is.
 
         Raises:
             StorageError: the medium failed or the store was removed; nothing was committed.
@@ -184,18 +182,21 @@ class Connections:
         """
         with ExitStack() as stack:
             try:
-                db = stack.enter_context(self._begin_transaction(durability or self.durability))
+                db = stack.enter_context(self._begin_transaction(durable=durable))
             except StorageError as error:
                 # Out of file descriptors, SQLite opens a database read-only. That connection is
                 # closed now: retry with a new one.
                 if "readonly" not in str(error.__cause__):
                     raise
-                db = stack.enter_context(self._begin_transaction(durability or self.durability))
+                db = stack.enter_context(self._begin_transaction(durable=durable))
             yield db
 
     @contextmanager
-    def _begin_transaction(self, durability: Durability) -> Iterator[sqlite3.Connection]:
-        with self.connection() as db, _durability(db, durability, self.durability):
+    def _begin_transaction(self, *, durable: bool) -> Iterator[sqlite3.Connection]:
+        with (
+            self.connection() as db,
+            pragma(db, "synchronous", "FULL") if durable else nullcontext(),
+        ):
             _begin(db, self.lock_timeout)
             try:
                 db.execute(_NO_OP_WRITE)
@@ -473,13 +474,15 @@ class Connections:
 
 
 @contextmanager
-def _durability(db: sqlite3.Connection, how: Durability, usual: Durability) -> Iterator[None]:
-    if how == usual:
-        yield
-        return
-    db.execute(f"PRAGMA synchronous={_SYNCHRONOUS[how]}")
+def pragma(db: sqlite3.Connection, name: str, value: int | str) -> Iterator[None]:
+    """Set a pragma of a connection for the duration of the block.
+
+    If the block raises, the pragma is not reset: the caller must discard `db`.
+    """
+    (usual,) = db.execute(f"PRAGMA {name}").fetchone()
+    db.execute(f"PRAGMA {name}={value}")
     yield
-    db.execute(f"PRAGMA synchronous={_SYNCHRONOUS[usual]}")
+    db.execute(f"PRAGMA {name}={usual}")
 
 
 def _uri(database: Path, how: str) -> str:

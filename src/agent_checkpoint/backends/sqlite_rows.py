@@ -31,10 +31,8 @@ def add_entry(db: sqlite3.Connection, stream: str, data: bytes) -> int:
     name = stream.encode()
     row = db.execute("SELECT id, last FROM streams WHERE name = ?", (name,)).fetchone()
     if row is None:
-        number, seq = (
-            db.execute("INSERT INTO streams (name, last) VALUES (?, 1)", (name,)).lastrowid,
-            1,
-        )
+        added = db.execute("INSERT INTO streams (name, last) VALUES (?, 1)", (name,))
+        number, seq = added.lastrowid, 1
     else:
         number, last = row
         if type(last) is not int or not 0 < last < MAX_SEQ - 1:

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from agent_checkpoint.backends.os_support.posix import free_bytes
-from agent_checkpoint.backends.sqlite_connections import PAGE_BYTES, WAL_BYTES, Connections
+from agent_checkpoint.backends.sqlite_connections import PAGE_BYTES, WAL_BYTES, Connections, pragma
 from agent_checkpoint.errors import StorageError
 
 _MIN_FREE_PAGES = 128  # a megabyte: fewer are soon reused, and moving pages costs syncs,
 _MIN_FREE_SHARE = 4  # unless they are a quarter of all pages
 _FIRST_STEP, _MAX_STEP = 32, 4096  # pages moved in one transaction
 _SHRINK_SECONDS = 2.0
-_READER_WAIT = 0.2  # seconds to wait for readers
-_SCRUB_READER_WAIT = 5.0
+_READER_WAIT, _SCRUB_READER_WAIT = 200, 5000  # milliseconds to wait for readers
 _MAX_WAL_BYTES = 4 * WAL_BYTES
 _LOW_SPACE = 4 << 20  # bytes free on the disk, below which every page is reclaimed
 _MAX_PENDING = 1 << 20  # bytes of pending database growth; half of the reserve
@@ -56,7 +55,7 @@ class SpaceManager:
             with (
                 suppress(StorageError),
                 self._connections.connection() as db,
-                _busy_timeout(db, _READER_WAIT),
+                pragma(db, "busy_timeout", _READER_WAIT),
             ):
                 _truncate_wal(db)
             try:
@@ -108,7 +107,7 @@ class SpaceManager:
         size = self._connections.wal_bytes()
         if size > self._wal_limit:
             self._wal_limit = size + _MAX_WAL_BYTES  # if busy, do not wait again at every write
-            with _busy_timeout(db, _READER_WAIT):
+            with pragma(db, "busy_timeout", _READER_WAIT):
                 if _truncate_wal(db):
                     self._wal_limit = _MAX_WAL_BYTES
 
@@ -139,7 +138,7 @@ class SpaceManager:
             )
 
     def _rewrite(self) -> bool:
-        with self._connections.connection() as db, _busy_timeout(db, _SCRUB_READER_WAIT):
+        with self._connections.connection() as db, pragma(db, "busy_timeout", _SCRUB_READER_WAIT):
             if not _truncate_wal(db):  # first: an active reader would make the work useless
                 return False
             db.execute("PRAGMA secure_delete=ON")
@@ -154,7 +153,7 @@ class SpaceManager:
             (pages,) = db.execute("PRAGMA page_count").fetchone()
             if _free_pages(db) < min(_MIN_FREE_PAGES, 1 + pages // _MIN_FREE_SHARE) and not tight:
                 return
-            with _busy_timeout(db, _READER_WAIT):
+            with pragma(db, "busy_timeout", _READER_WAIT):
                 step = _FIRST_STEP
                 # Truncate the WAL between steps: on a full disk each frees space for the next.
                 while _truncate_wal(db) and _free_pages(db) and time.monotonic() < end:
@@ -164,20 +163,8 @@ class SpaceManager:
 
     def _delete(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
         # Always durable: the loose files of these rows are deleted next.
-        with self._connections.transaction("full") as db:
+        with self._connections.transaction(durable=True) as db:
             db.executemany(statement, rows)
-
-
-@contextmanager
-def _busy_timeout(db: sqlite3.Connection, seconds: float) -> Iterator[None]:
-    """Set the busy timeout for the duration of the block.
-
-    If the block raises, the timeout is not reset: the caller must discard `db`.
-    """
-    (usual,) = db.execute("PRAGMA busy_timeout").fetchone()
-    db.execute(f"PRAGMA busy_timeout={round(seconds * 1000)}")
-    yield
-    db.execute(f"PRAGMA busy_timeout={usual}")
 
 
 def _truncate_wal(db: sqlite3.Connection) -> bool:

@@ -7,7 +7,7 @@ import fcntl
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -368,7 +368,7 @@ def make_store_folder(path: Path) -> None:
         FileExistsError: the path exists.
         OSError: the file system failed.
     """
-    path.mkdir(mode=0o700)
+    make_folder(path)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         share_like_folder(fd, path.parent)
@@ -455,8 +455,17 @@ def open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def make_directory(path: Path) -> None:
-    """Create a private directory and its parents durably; existing directories are not changed.
+def make_folder(path: Path) -> None:
+    """Create one private directory. Raises OSError."""
+    path.mkdir(mode=0o700)
+
+
+def make_directory(path: Path, make: Callable[[Path], None] = make_folder) -> None:
+    """Create a directory and its parents durably; existing directories are not changed.
+
+    Args:
+        path: the directory.
+        make: creates it. Its parents are private.
 
     Raises:
         OSError: the file system failed.
@@ -465,7 +474,7 @@ def make_directory(path: Path) -> None:
         return
     make_directory(path.parent)
     with suppress(FileExistsError):
-        path.mkdir(mode=0o700)
+        make(path)
     sync_directory(path.parent)
 
 
@@ -487,12 +496,7 @@ def make_store_directory(path: Path) -> None:
         OSError: the file system failed, or the path is a link.
     """
     refuse_link(path)
-    if path.is_dir():
-        return
-    make_directory(path.parent)
-    with suppress(FileExistsError):
-        make_store_folder(path)
-    sync_directory(path.parent)
+    make_directory(path, make_store_folder)
 
 
 def refuse_link(path: Path) -> None:

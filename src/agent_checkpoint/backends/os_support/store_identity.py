@@ -10,18 +10,12 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 from weakref import finalize
 
 from agent_checkpoint.backends.os_support.posix import FileIdentity, file_identity, wrap_os_errors
 from agent_checkpoint.errors import StorageError
 
 _O_PATH = getattr(os, "O_PATH", None)
-
-
-class _PinnedFile(NamedTuple):
-    identity: FileIdentity
-    fd: int | None
 
 
 class Pin:
@@ -31,7 +25,7 @@ class Pin:
         """Create a pin. The identity is recorded by the first call of `exists`."""
         self.path = path
         self._name = str(path)
-        self._pinned: _PinnedFile | None = None
+        self._pinned: FileIdentity | None = None
 
     def exists(self) -> bool:
         """Return whether the store exists, and record its identity at the first call.
@@ -45,8 +39,8 @@ class Pin:
             if pinned is None:
                 if now is None:
                     return False
-                self._pin()
-            elif now != pinned.identity:
+                self._pin(now)
+            elif now != pinned:
                 raise StorageError(
                     f"{self._name} was removed, moved or replaced after it was opened. Nothing was "
                     "read or written. Move it back, or reopen the store at this path."
@@ -61,25 +55,24 @@ class Pin:
         """
         with wrap_os_errors(f"check {self._name}"):
             pinned = self._pinned
-            return pinned is not None and file_identity(self._name) != pinned.identity
+            return pinned is not None and file_identity(self._name) != pinned
 
-    def _pin(self) -> None:
+    def _pin(self, now: FileIdentity) -> None:
         # Linux reuses the inode number of a removed file; an open descriptor prevents that. Closing
         # an O_PATH descriptor drops no lock of SQLite. macOS lacks O_PATH, but its file systems do
         # not reuse inode numbers.
         if _O_PATH is None:
-            found = os.stat(self._name)
-            self._pinned = _PinnedFile((found.st_dev, found.st_ino), None)
+            self._pinned = now
             return
         fd = os.open(self._name, _O_PATH | os.O_CLOEXEC)
         found = os.fstat(fd)
-        self._pinned = _PinnedFile((found.st_dev, found.st_ino), fd)
-        finalize(self, _close_descriptor, self._pinned).atexit = False
+        self._pinned = found.st_dev, found.st_ino
+        finalize(self, _close_descriptor, fd, self._pinned).atexit = False
 
 
-def _close_descriptor(pinned: _PinnedFile) -> None:
+def _close_descriptor(fd: int, identity: FileIdentity) -> None:
     """Close the descriptor, unless the program closed it and it now refers to another file."""
     with suppress(OSError):
-        found = os.fstat(pinned.fd or 0)
-        if pinned.fd is not None and (found.st_dev, found.st_ino) == pinned.identity:
-            os.close(pinned.fd)
+        found = os.fstat(fd)
+        if (found.st_dev, found.st_ino) == identity:
+            os.close(fd)
