@@ -1,18 +1,20 @@
-"""Purges a leaked secret from a store. Owns the search, and the replacement of affected heads.
+"""Purges a leaked secret from a store. Owns the search, and the redaction of heads and records.
 
 Objects and checkpoints that contain the secret are removed, not rewritten, because object ids are
 hashes of the content. If the head of a key contains the secret, a redacted copy becomes the new
-head. Backups of the store, archives and live agents are not changed.
+head. An external side effect stays recorded, so that it is not repeated: arguments, result and free
+text of its record are dropped; in names only the secret itself is redacted. Backups of the store,
+archives and live agents are not changed.
 """
 
 from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_checkpoint.errors import (
     CheckpointError,
@@ -26,9 +28,15 @@ from agent_checkpoint.records import Checkpoint, Draft, Kind
 from agent_checkpoint.store.archive.importer import remove_dead_imports
 from agent_checkpoint.store.canonical_json import write_json
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
+from agent_checkpoint.store.ledger.ledger_records import (
+    PREFIX,
+    STREAM_MEMBERS,
+    LedgerStream,
+    effective_seq,
+)
 from agent_checkpoint.store.maintenance.gc import gc
-from agent_checkpoint.store.maintenance.ledger_purge import replace_records, tainted_records
 from agent_checkpoint.store.maintenance.tombstones import record_purged
+from agent_checkpoint.store.maintenance.verify import RECORD_STREAMS
 from agent_checkpoint.store.objects.object_format import (
     CHUNKS,
     LostObjectError,
@@ -39,6 +47,7 @@ from agent_checkpoint.store.objects.reader import fetch_objects, object_names, r
 from agent_checkpoint.store.objects.references import with_references
 from agent_checkpoint.store.objects.splitting import inline_tree
 from agent_checkpoint.store.reachability import RefGraph, mark, reachable
+from agent_checkpoint.store.record_stream import RecordStream
 from agent_checkpoint.store.sealed_streams import ForeignEntry
 from agent_checkpoint.store.store import Store
 
@@ -48,6 +57,13 @@ _TRIES = 5
 
 _PIECES = re.compile(rb'"\$(?:text|blob)":\[([^\]]*)\]')
 _NAME = re.compile(rb"[0-9a-f]{64}")
+
+_FREE_TEXT = frozenset({"words", "note", "reason"})
+"""Members with free text. They are dropped: a redaction could leave a part of the secret."""
+_OURS = STREAM_MEMBERS | {"type", "kind"}
+_RANDOM = frozenset({"identity", "also", "digest", "effect", "request", "object", "needed"})
+_IS_RANDOM = re.compile(r"(approval-)?[0-9a-f]{12,64}")
+"""Hashes and random ids. They contain no secret, and redacting one would break references."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +103,6 @@ def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeR
     replaced: dict[str, str] = {}
     for attempt in range(_TRIES):
         found = _Search(store, needles)
-        tainted = tainted_records(store, found.is_held_by_record)
         if dry_run:
             return PurgeReport([item.id for item in found.checkpoints], len(found.objects))
         try:
@@ -101,7 +116,7 @@ def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeR
         record_purged(store, [item.id for item in found.checkpoints])
     for item in found.checkpoints:
         store.remove(item.key, [item.seq])
-    replace_records(store, tainted, lambda text: _without(text, needles))
+    _replace_records(store, found.records, needles)
     gc(store, ignore_clock=True)
     # Even if nothing was found: an earlier purge may have been killed before this step.
     if store.backend.properties.can_scrub:
@@ -127,8 +142,30 @@ def _replace_heads(
             done[key] = store.write(fresh, parents=(head.id,), after=head.seq).id
 
 
+class _Record(NamedTuple):
+    """A record that contains the secret."""
+
+    stream: RecordStream
+    seq: int
+    content: dict[str, Any]
+
+
+def _replace_records(store: Store, tainted: list[_Record], needles: Sequence[bytes]) -> None:
+    """Replace ledger records that contain the secret by redacted records; remove other records."""
+    for stream, seq, record in tainted:
+        if isinstance(stream, LedgerStream):
+            plain = {key: value for key, value in record.items() if key not in STREAM_MEMBERS}
+            plain.update(
+                _mapped(_members_of(record), lambda text: text and _without(text, needles))
+            )
+            plain.update({key: REDACTED for key in _FREE_TEXT if plain.get(key)})
+            plain["instead"] = effective_seq(seq, record)
+            stream.append(plain, {}, after=None)
+        store.backend.remove(stream.name, [seq])
+
+
 class _Search:
-    """Finds the objects, checkpoints and heads of keys that contain the secret."""
+    """Finds the objects, checkpoints, heads of keys and records that contain the secret."""
 
     def __init__(self, store: Store, needles: Sequence[bytes]) -> None:
         self.objects: set[str] = set()
@@ -153,19 +190,26 @@ class _Search:
                     self.checkpoints.append(checkpoint)
                     if position == 0 and not isinstance(entry.data, ForeignEntry):
                         self.heads[key] = checkpoint
+        self.records = [
+            _Record(stream, seq, record)
+            for stream in _record_streams(store)
+            for seq, record in stream.read()
+            if self._is_held_by_record(record)
+        ]
 
     def is_tainted(self, tree: Any) -> bool:
         """Return whether a resolved part refers to an object that contains the secret."""
         return not self.objects.isdisjoint(reachable(object_names([tree]), self._seen))
 
-    def is_held_by_record(self, parts: dict[str, Any], texts: bytes) -> bool:
-        """Return whether the record of a stream contains the secret. Raises IntegrityError."""
+    def _is_held_by_record(self, record: dict[str, Any]) -> bool:
+        parts = record["parts"]
         roots = set(object_names(parts.values()))
         mark(self._store.backend, roots, self._seen)
         needed = reachable(roots, self._seen)
         self._examine(needed - self._examined)
         self._examine_joints(write_json(parts))
-        user_text = b"\n".join(_texts_in(parts.values())) + b"\n" + texts
+        texts = [text.encode() for text in _texts(_members_of(record))]
+        user_text = b"\n".join([*_texts_in(parts.values()), *texts])
         return _holds(user_text, self._needles) or bool(self.objects & needed)
 
     def _is_held_by(self, checkpoint: Checkpoint, entry: bytes) -> bool:
@@ -218,6 +262,33 @@ class _Search:
                 self._lost.add(name)
             except (IntegrityError, FormatError) as error:
                 raise _unsearchable(error) from None
+
+
+def _record_streams(store: Store) -> Iterator[RecordStream]:
+    for prefix in RECORD_STREAMS:
+        for name in store.backend.streams(prefix):
+            is_ledger = prefix == PREFIX
+            yield (
+                LedgerStream(store, name[len(PREFIX) :]) if is_ledger else RecordStream(store, name)
+            )
+
+
+def _members_of(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the members of a record, except its parts, that may contain user data."""
+    return {
+        key: value
+        for key, value in record.items()
+        if key not in _OURS
+        and not (key in _RANDOM and isinstance(value, str) and _IS_RANDOM.fullmatch(value))
+    }
+
+
+def _texts(tree: Any) -> Iterator[str]:
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, (list, dict)):
+        for item in tree if isinstance(tree, list) else tree.values():
+            yield from _texts(item)
 
 
 def _needles(secret: str | bytes) -> list[bytes]:
@@ -310,10 +381,17 @@ def _redacted(store: Store, head: Checkpoint, needles: Sequence[bytes]) -> Draft
     reader = store.reader(head)
     reader.fetch(head.parts.values())
     text = needles[0].decode("utf-8", "replace")
+
+    def redact(value: str) -> str:
+        return value.replace(text, REDACTED)
+
+    def rename(key: str) -> str:
+        return key if _is_tag(key) else redact(key)
+
     before = {name: resolve_tree(tree, reader) for name, tree in head.parts.items()}
-    parts = {name: _replace(inline_tree(tree), text) for name, tree in before.items()}
-    label = None if head.label is None else head.label.replace(text, REDACTED)
-    tags = tuple(tag.replace(text, REDACTED) for tag in head.tags)
+    parts = {name: _mapped(inline_tree(tree), redact, rename) for name, tree in before.items()}
+    label = None if head.label is None else redact(head.label)
+    tags = tuple(map(redact, head.tags))
     kept = with_references(parts, store.backend)
     draft = Draft(
         head.key,
@@ -337,20 +415,18 @@ def _members(tree: Any) -> int:
     return sum(1 + _members(item) for item in tree.values()) if isinstance(tree, dict) else 0
 
 
-def _name(key: str, text: str) -> str:
-    """Return a redacted member name. Tags are internal and are not redacted."""
-    return key if _is_tag(key) else key.replace(text, REDACTED)
-
-
 def _is_tag(key: str) -> bool:
     return key.startswith("$") and not key.startswith("$$")
 
 
-def _replace(tree: Any, text: str) -> Any:
+def _mapped(
+    tree: Any, change: Callable[[str], str], rename: Callable[[str], str] = lambda key: key
+) -> Any:
+    """Return a tree with every string changed, and every member renamed."""
     if isinstance(tree, str):
-        return tree.replace(text, REDACTED)
+        return change(tree)
     if isinstance(tree, list):
-        return [_replace(item, text) for item in tree]
+        return [_mapped(item, change, rename) for item in tree]
     if isinstance(tree, dict):
-        return {_name(key, text): _replace(item, text) for key, item in tree.items()}
+        return {rename(key): _mapped(item, change, rename) for key, item in tree.items()}
     return tree
