@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from agent_checkpoint.errors import UNUSABLE, IntegrityError
+from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.records import Entry
 from agent_checkpoint.store.checkpoint_entries import open_entry, read_checkpoint
 from agent_checkpoint.store.ledger.ledger_records import PREFIX
@@ -65,73 +66,56 @@ class _Verifier:
         self._blamed: set[str] = set()
 
     def run(self) -> VerifyReport:
-        self._format()
-        for key in self._keys():
-            for entry in self._entries(key):
-                self._checkpoint(key, entry)
-        for stream in self._streams():
-            self._records(stream)
+        with self._reported("meta/format"):
+            self.store.format.read()
+        keys: list[str] = []
+        with self._reported("the store"):
+            keys = self.store.list_keys()
+        for key in keys:
+            with self._reported(key):
+                for entry in self.store.entries(key):
+                    self._checkpoint(key, entry)
+        for prefix in RECORD_STREAMS:
+            for stream in list(self.store.backend.streams(prefix)):
+                self._records(stream)
         self._unreachable()
         backend = self.store.backend
         report_lost(backend, backend.missing_objects(self._blamed))  # not damaged ones
         objects = len(self._refs) + len(self._broken)
         return VerifyReport(self.checkpoints, objects, tuple(self.problems))
 
-    def _format(self) -> None:
+    @contextmanager
+    def _reported(self, where: str) -> Iterator[None]:
+        """Report an error in the block as a problem."""
         try:
-            self.store.format.read()
+            yield
         except UNUSABLE as error:
-            self._problem("meta/format", error)
-
-    def _keys(self) -> list[str]:
-        try:
-            return self.store.list_keys()
-        except IntegrityError as error:
-            self._problem("the store", error)
-            return []
-
-    def _entries(self, key: str) -> Iterator[Entry]:
-        try:
-            yield from self.store.entries(key)
-        except UNUSABLE as error:
-            self._problem(key, error)
+            self._problem(where, error)
 
     def _checkpoint(self, key: str, entry: Entry) -> None:
         self.checkpoints += 1
-        try:
+        where = f"{key}@{entry.seq}"
+        with self._reported(where):
             checkpoint = read_checkpoint(key, entry.seq, entry.data)
-            roots = list(object_names(checkpoint.parts.values()))
-        except UNUSABLE as error:
-            self._problem(f"{key}@{entry.seq}", error)
-            return
-        reason = self._damage_below(roots)
-        if reason is not None and self.store.read(key, entry.seq) is not None:
-            self.problems.append(Problem(f"{key}@{entry.seq}", reason))
-
-    def _streams(self) -> list[str]:
-        """Return the record streams, other than keys."""
-        return [name for prefix in RECORD_STREAMS for name in self.store.backend.streams(prefix)]
+            reason = self._damage_below(object_names(checkpoint.parts.values()))
+            if reason is not None and self.store.read(key, entry.seq) is not None:
+                self._problem(where, reason)
 
     def _records(self, stream: str) -> None:
         records, before = [], len(self.problems)
         for entry in read_entries(self.store.backend, stream):
             where = f"{stream}@{entry.seq}"
-            try:
+            with self._reported(where):
                 record = open_entry(entry.data, f"The record {where}")
-                reason = self._damage_below(list(roots_of(record, where)))
-            except UNUSABLE as error:
-                self._problem(where, error)
-                continue
-            if reason is not None:
-                self.problems.append(Problem(where, reason))
-            records.append((entry.seq, record))
+                reason = self._damage_below(roots_of(record, where))
+                if reason is not None:
+                    self._problem(where, reason)
+                records.append((entry.seq, record))
         if stream.startswith(PREFIX) and len(self.problems) == before:
-            try:
+            with self._reported(stream):
                 check_records(stream[len(PREFIX) :], records)
-            except IntegrityError as error:
-                self._problem(stream, error)
 
-    def _damage_below(self, roots: list[str]) -> str | None:
+    def _damage_below(self, roots: Iterable[str]) -> str | None:
         """Return the error of a damaged object reachable from the roots; None if there is none."""
         reached: set[str] = set()
         level = set(roots)
@@ -153,11 +137,9 @@ class _Verifier:
 
     def _unreachable(self) -> None:
         """Read all objects that no entry reaches, and report the damaged ones."""
-        try:
+        names: set[str] = set()
+        with self._reported("the store"):
             names = {info.id for info in self.store.backend.list_objects()}
-        except IntegrityError as error:
-            self._problem("the store", error)
-            return
         self._read(names)
         for name in sorted(self._broken.keys() & names - self._blamed):
             self._problem(f"object {name}", self._broken[name])
