@@ -1,6 +1,6 @@
 """Stream entries: encodes checkpoint records to bytes, and decodes them.
 
-Owns the members of the record and its hash. Does not depend on backends or on the content of parts.
+Owns the members of the record and its hash. Does not depend on the content of parts.
 
 An entry is a JSON object whose last member, `sha256`, is the hash of all bytes before it. Altered
 bytes are therefore detected, and the entry is still plain JSON for people and tools.
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import (
     FormatError,
     Hint,
@@ -25,7 +26,7 @@ from agent_checkpoint.errors import (
 )
 from agent_checkpoint.records import Checkpoint, Claim, Draft, JsonValue, Kind, short_repr
 from agent_checkpoint.store.canonical_json import read_json, write_json
-from agent_checkpoint.store.sealed_streams import ForeignEntry
+from agent_checkpoint.store.sealed_streams import ForeignEntry, append_entry, end_entry
 
 FORMAT = 1
 
@@ -57,10 +58,15 @@ def seal_entry(record: dict[str, JsonValue], *, indent: bool = False) -> bytes:
     """Encode a record as an entry that ends with its hash."""
     text = write_json({"agent_checkpoint": FORMAT, **record}, indent=indent)
     body = text[:-2] if indent else text[:-1]  # without the closing brace (and its line break)
-    digest = hashlib.sha256(body).hexdigest().encode()
-    if indent:
-        return body + b',\n  "sha256": "' + digest + b'"\n}\n'
-    return body + b',"sha256":"' + digest + b'"}'
+    return end_entry(body, indent=indent)
+
+
+def append_record(
+    backend: Backend, stream: str, record: dict[str, JsonValue], *, after: int | None = None
+) -> int:
+    """Append a small record to a stream; return its number. Raises ConflictError, StorageError."""
+    entry = seal_entry(record, indent=backend.properties.readable)
+    return append_entry(backend, stream, entry, after=after)
 
 
 def open_entry(data: bytes, where: str) -> dict[str, Any]:
@@ -139,7 +145,7 @@ def write_checkpoint(
     record.update({name: value for name, value in details if value != _DEFAULTS[name]})
     members = (b"%b:%b" % (write_json(name), text) for name, text in parts.items())
     body = write_json(record)[:-1] + b',"parts":{' + b",".join(members) + b"}"
-    return body + b',"sha256":"' + hashlib.sha256(body).hexdigest().encode() + b'"}'
+    return end_entry(body, indent=False)
 
 
 def write_readable(

@@ -11,9 +11,8 @@ from agent_checkpoint.errors import (
     IntegrityError,
     InvalidInputError,
 )
-from agent_checkpoint.store.checkpoint_entries import FORMAT, open_entry, seal_entry
+from agent_checkpoint.store.checkpoint_entries import FORMAT, append_record, open_entry
 from agent_checkpoint.store.objects import compression
-from agent_checkpoint.store.sealed_streams import append_entry
 
 _STREAM = "meta/format"
 _ZSTD = "zstd"
@@ -63,9 +62,8 @@ class FormatRecord:
             features = [_ZSTD] if self._backend.properties.compression == "zstd" else []
             _check_installed(features)
             record = {"read": FORMAT, "write": FORMAT, "features": features}
-            entry = seal_entry(record, indent=self._backend.properties.readable)
             try:
-                append_entry(self._backend, _STREAM, entry, after=0)
+                append_record(self._backend, _STREAM, record, after=0)
             except ConflictError:  # another process opened the same new store
                 record = self.read() or {}
         if record is None:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import JsonValue
-from agent_checkpoint.store.checkpoint_entries import now_ns, open_entry, seal_entry
-from agent_checkpoint.store.sealed_streams import ForeignEntry, append_entry, read_entries
+from agent_checkpoint.store.checkpoint_entries import append_record, now_ns, open_entry
+from agent_checkpoint.store.sealed_streams import ForeignEntry, read_entries
 
 IMPORT_STREAM = "meta/import"
 
@@ -26,15 +26,8 @@ class Import(NamedTuple):
 def begin_import(backend: Backend, key: str, token: str, process: str) -> Import:
     """Record an import: until `end_import`, readers ignore its entries. Raises StorageError."""
     ts_ns = now_ns()
-    record: dict[str, JsonValue] = {
-        "key": key,
-        "token": token,
-        "ts_ns": ts_ns,
-        "process": process,
-    }
-    seq = append_entry(
-        backend, IMPORT_STREAM, seal_entry(record, indent=backend.properties.readable)
-    )
+    record: dict[str, JsonValue] = {"key": key, "token": token, "ts_ns": ts_ns, "process": process}
+    seq = append_record(backend, IMPORT_STREAM, record)
     return Import(seq, key, token, ts_ns, process)
 
 

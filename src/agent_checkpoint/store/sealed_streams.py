@@ -21,11 +21,16 @@ _HASH = rb'\s*,\s*"sha256":\s*"[0-9a-f]{64}"\s*}\s*'
 _HASH_MEMBER = re.compile(_HASH)
 _SEAL_MEMBER = re.compile(rb'\s*,\s*"seal":\s*"([0-9a-f]{64})"' + _HASH)
 _LONGEST_MEMBERS = 200
-_INDENTED = b'"\n}\n'
 
 
 class ForeignEntry(bytes):
     """An entry of a shared store without a valid seal under this user's secret."""
+
+
+def end_entry(members: bytes, *, indent: bool) -> bytes:
+    """Return an entry with these members, the text of a JSON object without its end, and a hash."""
+    end = b',\n  "sha256": "%b"\n}\n' if indent else b',"sha256":"%b"}'
+    return members + end % hashlib.sha256(members).hexdigest().encode()
 
 
 def append_entry(backend: Backend, stream: str, entry: bytes, **options: Any) -> int:
@@ -72,13 +77,10 @@ def _sealed(stream: str, entry: bytes, key: bytes) -> bytes:
     match = _HASH_MEMBER.search(entry, max(0, len(entry) - _LONGEST_MEMBERS))
     if match is None:
         raise AssertionError("unreachable: an entry ends with its hash")
-    seal, body = _seal(stream, entry[: match.start()], key), entry[: match.start()]
-    between, colon, end = (
-        (b",\n  ", b": ", _INDENTED) if entry.endswith(_INDENTED) else (b",", b":", b'"}')
-    )
-    body += between + b'"seal"' + colon + b'"' + seal + b'"'
-    digest = hashlib.sha256(body).hexdigest().encode()
-    return body + between + b'"sha256"' + colon + b'"' + digest + end
+    body = entry[: match.start()]
+    indent = entry.endswith(b"\n")
+    member = b',\n  "seal": "%b"' if indent else b',"seal":"%b"'
+    return end_entry(body + member % _seal(stream, body, key), indent=indent)
 
 
 def _is_sealed(stream: str, entry: bytes, key: bytes | None) -> bool:

@@ -9,21 +9,19 @@ scan all objects again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import UNUSABLE, FormatError, StorageError
-from agent_checkpoint.store.checkpoint_entries import open_entry, seal_entry
+from agent_checkpoint.store.checkpoint_entries import append_record, open_entry
 from agent_checkpoint.store.objects import compression
-from agent_checkpoint.store.objects.object_format import plain_object
+from agent_checkpoint.store.objects.object_format import in_batches, plain_object
 from agent_checkpoint.store.reachability import read_or_reason
-from agent_checkpoint.store.sealed_streams import append_entry, read_entries
+from agent_checkpoint.store.sealed_streams import read_entries
 
 _STREAM = "meta/codecs"
 _WORTH_RECORDING = 1000
-_BATCH = 1 << 25
 
 
 class ObjectCodecs:
@@ -65,8 +63,13 @@ class ObjectCodecs:
             return 0
         found, total, position = self._backend.find_objects(compression.ZSTD_CODEC, self._known())
         done = 0
+        plain = (
+            (name, plain_object(item.kind, item.payload, item.refs).stored())
+            for name, item in read_or_reason(self._backend, found)
+            if not isinstance(item, str)  # damaged: verify() reports it
+        )
         try:
-            for batch in self._plain_batches(found):
+            for batch in in_batches(plain):
                 self._backend.replace_objects(batch)
                 done += len(batch)
         except StorageError as error:
@@ -75,20 +78,6 @@ class ObjectCodecs:
         if done == len(found):
             self._reached(position, total)
         return done
-
-    def _plain_batches(self, names: list[str]) -> Iterator[dict[str, bytes]]:
-        batch: dict[str, bytes] = {}
-        size = 0
-        for name, item in read_or_reason(self._backend, names):
-            if isinstance(item, str):  # damaged: verify() reports it
-                continue
-            batch[name] = plain_object(item.kind, item.payload, item.refs).stored()
-            size += len(batch[name])
-            if size > _BATCH:
-                yield batch
-                batch, size = {}, 0
-        if batch:
-            yield batch
 
     def _known(self) -> Any:
         if self._position is None:
@@ -106,8 +95,7 @@ class ObjectCodecs:
         if self._unrecorded < _WORTH_RECORDING:
             return
         with suppress(StorageError):  # a full disk: the next process scans again
-            entry = seal_entry({"position": position}, indent=self._backend.properties.readable)
-            seq = append_entry(self._backend, _STREAM, entry)
+            seq = append_record(self._backend, _STREAM, {"position": position})
             older = self._backend.read(_STREAM, before=seq)
             self._backend.remove(_STREAM, [item.seq for item in older])
         self._unrecorded = 0

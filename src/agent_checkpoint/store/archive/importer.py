@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from agent_checkpoint.errors import ConflictError, Hint, IntegrityError
@@ -24,12 +24,16 @@ from agent_checkpoint.store.import_journal import Import, begin_import, end_impo
 from agent_checkpoint.store.ledger.ledger_archive import add_records, may_share
 from agent_checkpoint.store.ledger.lineage import lineage_of, new_lineage, with_lineage
 from agent_checkpoint.store.objects.compression import ZSTD_CODEC
-from agent_checkpoint.store.objects.object_format import PlainObject, open_object, plain_object
+from agent_checkpoint.store.objects.object_format import (
+    PlainObject,
+    in_batches,
+    open_object,
+    plain_object,
+)
 from agent_checkpoint.store.objects.reader import Reader, object_names, resolve_tree
 from agent_checkpoint.store.reachability import RefGraph, mark
 from agent_checkpoint.store.store import Store
 
-_BATCH = 1 << 25
 _TRIES = 5
 _TIMEOUT_NS = 24 * 3600 * 10**9
 _running: set[str] = set()  # the tokens of this process's own imports
@@ -157,21 +161,18 @@ class _Import:
             seen: RefGraph = {}
             mark(self.archive, object_names(parts.values()), seen)
             names = [name for name in names if name in seen]
-        batch: dict[str, bytes] = {}
-        size = 0
-        for name, stored in self.archive.objects(names):
-            found = open_object(name, stored)
-            if found.refs:
-                others[name] = plain_object(found.kind, found.payload, found.refs)
-                continue
-            if stored[:1] == ZSTD_CODEC:  # agent-checkpoint writes no such archive
-                stored = plain_object(found.kind, found.payload).stored()
-            batch[name] = stored
-            size += len(stored)
-            if size > _BATCH:
-                self.store.backend.put_objects(batch)
-                batch, size = {}, 0
-        if batch:
+
+        def without_references() -> Iterator[tuple[str, bytes]]:
+            for name, stored in self.archive.objects(names):
+                found = open_object(name, stored)
+                if found.refs:
+                    others[name] = plain_object(found.kind, found.payload, found.refs)
+                elif stored[:1] == ZSTD_CODEC:  # agent-checkpoint writes no such archive
+                    yield name, plain_object(found.kind, found.payload).stored()
+                else:
+                    yield name, stored
+
+        for batch in in_batches(without_references()):
             self.store.backend.put_objects(batch)
         return others
 

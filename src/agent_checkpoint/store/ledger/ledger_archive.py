@@ -116,24 +116,24 @@ def add_records(store: Store, records: list[LedgerRecord], source: ObjectSource)
         return
     lineage = records[0].lineage
     _check_numbers(records)
-    check_records(lineage, [(item.seq, record_of(item)) for item in records])
+    numbered = [(item.seq, record_of(item)) for item in records]
+    check_records(lineage, numbered)
     stream = LedgerStream(store, lineage)
     existing = dict(stream.read())
     last = max(existing, default=0)
     exists = last > 0
-    for item in records:
-        record = record_of(item)
+    for seq, record in numbered:
         plain = {name: value for name, value in record.items() if name not in STREAM_MEMBERS}
         if exists:
-            known = existing.get(item.seq)
-            if item.seq > last or (known and any(known.get(key) != plain[key] for key in plain)):
+            known = existing.get(seq)
+            if seq > last or (known and any(known.get(key) != plain[key] for key in plain)):
                 raise ConflictError(
-                    f"This store already has the ledger {short_repr(item.lineage)}, and the "
+                    f"This store already has the ledger {short_repr(lineage)}, and the "
                     "archive contains more or different records of it, which are not trusted. "
                     "Import the archive into another store."
                 )
             continue
-        while last < item.seq - 1:  # a placeholder for each purged number
+        while last < seq - 1:  # a placeholder for each purged number
             last, _ = stream.append({"type": "nothing"}, {}, after=last)
         parts = _whole_parts(record["parts"], source)
         # One by one: the name of a part may look like a tag.

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.records import JsonValue
-from agent_checkpoint.store.checkpoint_entries import now_ns, open_entry, seal_entry
-from agent_checkpoint.store.sealed_streams import append_entry, read_entries
+from agent_checkpoint.store.checkpoint_entries import append_record, now_ns, open_entry
+from agent_checkpoint.store.sealed_streams import read_entries
 from agent_checkpoint.store.store import Store
 
 _STREAM = "meta/purged"
@@ -19,9 +19,7 @@ _STREAM = "meta/purged"
 def record_purged(store: Store, ids: Sequence[str]) -> None:
     """Write a tombstone for checkpoints that are about to be purged. Raises StorageError."""
     record: dict[str, JsonValue] = {"ts_ns": now_ns(), "checkpoints": list(ids)}
-    append_entry(
-        store.backend, _STREAM, seal_entry(record, indent=store.backend.properties.readable)
-    )
+    append_record(store.backend, _STREAM, record)
 
 
 def purged_at(store: Store, checkpoint_id: str) -> float | None:

@@ -14,7 +14,7 @@ Writers reject states that readers would reject.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.store.objects.object_format import STATE_KINDS, Object
@@ -114,14 +114,6 @@ def content_allowance(
         StorageError: the medium failed.
     """
     allowance = 0
-    for size in _packed_sizes(roots, fetch, measured):
-        allowance += COST_PER_BYTE * size
-        if allowance >= enough:
-            break
-    return allowance
-
-
-def _packed_sizes(roots: Iterable[str], fetch: Fetch, measured: PackedSizes) -> Iterator[int]:
     queue = list(dict.fromkeys(roots))
     queued = set(queue)
     while queue:
@@ -135,7 +127,10 @@ def _packed_sizes(roots: Iterable[str], fetch: Fetch, measured: PackedSizes) -> 
             size = len(zlib.compress(item.payload)) if is_state else 0
             sizes[name] = measured[name] = (size, item.refs if is_state else ())
         for size, refs in filter(None, sizes.values()):
-            yield size
+            allowance += COST_PER_BYTE * size
+            if allowance >= enough:
+                return allowance
             children = [ref for ref in dict.fromkeys(refs) if ref not in queued]
             queued.update(children)
             queue += children
+    return allowance

@@ -61,13 +61,10 @@ class MerkleListBuilder:
 
     def copy(self) -> MerkleListBuilder:
         """Return an independent builder with the same items."""
-        twin = MerkleListBuilder()
-        twin.bytes, twin.outside_bytes, twin._spine = self.bytes, self.outside_bytes, self._spine
-        twin.outside_cost, twin._leaves_cost = self.outside_cost, self._leaves_cost
+        twin = MerkleListBuilder.__new__(MerkleListBuilder)
+        vars(twin).update(vars(self))
         twin._levels = [list(level) for level in self._levels]
         twin._texts, twin._refs = list(self._texts), list(self._refs)
-        twin._leaf_bytes, twin._open_bytes = self._leaf_bytes, self._open_bytes
-        twin._items_cost = self._items_cost
         twin._ends, twin._tails = list(self._ends), list(self._tails)
         return twin
 

@@ -26,6 +26,7 @@ MAX_OBJECT = 1 << 25
 """The maximum size of a plain form that is written or read (32 MiB)."""
 
 ID_BYTES = 32
+_BATCH = 1 << 25
 
 TEXT, BLOB, LEAF, NODE, SPINE, TAIL = b"t", b"b", b"l", b"n", b"s", b"e"
 """JSON text; raw bytes; and the four kinds of objects of a long list (`merkle_list.py`)."""
@@ -162,6 +163,20 @@ def children_first(
         else:
             stack.append((name, True))
             stack += [(ref, False) for ref in refs_of.get(name) or () if ref not in done]
+
+
+def in_batches(objects: Iterable[tuple[str, bytes]]) -> Iterator[dict[str, bytes]]:
+    """Group objects in stored form, each with its id, into mappings of little more than 32 MiB."""
+    batch: dict[str, bytes] = {}
+    size = 0
+    for name, stored in objects:
+        batch[name] = stored
+        size += len(stored)
+        if size > _BATCH:
+            yield batch
+            batch, size = {}, 0
+    if batch:
+        yield batch
 
 
 class LostObjectError(IntegrityError):

@@ -173,9 +173,8 @@ class Writer:
                     with suppress(IntegrityError, FormatError):  # verify() reports it
                         yield name, open_object(name, found[name])
 
-        known: PackedSizes = self.write_cache.setdefault(
-            content_allowance, {}
-        )  # by the function, which stays
+        # By the function, which stays alive.
+        known: PackedSizes = self.write_cache.setdefault(content_allowance, {})
         if content_allowance(roots, 2 * self.decode_cost, fetch, known) < 2 * self.decode_cost:
             raise InvalidInputError(
                 "The state exceeds the decode limit: its decode cost (the number of JSON brackets, "

@@ -20,9 +20,8 @@ from agent_checkpoint import (
 )
 from agent_checkpoint.errors import MissingObjectsError
 from agent_checkpoint.records import Draft
-from agent_checkpoint.store.archive import importer
 from agent_checkpoint.store.maintenance import gc as gc_module
-from agent_checkpoint.store.objects import writer
+from agent_checkpoint.store.objects import object_format, writer
 from agent_checkpoint.store.objects.object_format import (
     NODE,
     SPINE,
@@ -182,7 +181,7 @@ def test_gc_between_two_batches_of_an_import(
     source = CheckpointManager()
     source.save("key", BIG)
     source.export_archive(tmp_path / "a", "key")
-    monkeypatch.setattr(importer, "_BATCH", 100_000)
+    monkeypatch.setattr(object_format, "_BATCH", 100_000)
     backend.after_put = fresh(backend).gc
     fresh(backend).import_archive(tmp_path / "a")
     assert fresh(backend).verify().problems == ()
