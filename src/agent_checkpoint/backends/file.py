@@ -13,8 +13,8 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,7 +34,6 @@ from agent_checkpoint.backends.file_sequence import (
 )
 from agent_checkpoint.backends.os_support.lock_wait import LOCK_TIMEOUT
 from agent_checkpoint.backends.os_support.posix import (
-    FileIdentity,
     check_lock_file,
     check_lock_timeout,
     check_path,
@@ -132,11 +131,9 @@ class FileBackend(Backend):
     def put_objects(self, objects: Mapping[str, bytes]) -> None:
         """Write the objects. Raises InvalidInputError and StorageError."""
         self._limits.check(objects)
-        with wrap_os_errors(f"write objects to {self.path}"):
-            self._prepare()
-            with self._locked(exclusive=False) as lock:
-                self._write_objects(objects)
-                self._check_still_locked(lock)
+        with self._writing("write objects to") as check_lock:
+            self._write_objects(objects)
+            check_lock()
 
     def get_objects(self, ids: Iterable[str]) -> dict[str, bytes]:
         """Return the existing objects. Raises StorageError."""
@@ -177,19 +174,16 @@ class FileBackend(Backend):
 
     def delete_objects(self, ids: Iterable[str]) -> None:
         """Delete the objects under the exclusive lock. Raises StorageError."""
-        with wrap_os_errors(f"delete objects of {self.path}"):
-            if not self._pin.exists():
-                return
-            self._prepare()
-            with self._locked(exclusive=True) as lock:
-                doomed = [name for name in ids if is_object_id(name)]
-                self._check_still_locked(lock)
-                sweep_temporary_files(self._tmp)
-                for name in doomed:
-                    refuse_link(self._object_file(name).parent)
-                    # Each time: without the lock a concurrent save may require the object.
-                    self._check_still_locked(lock)
-                    self._object_file(name).unlink(missing_ok=True)
+        if not self._pin.exists():
+            return
+        with self._writing("delete objects of", exclusive=True) as check_lock:
+            doomed = [name for name in ids if is_object_id(name)]
+            check_lock()
+            sweep_temporary_files(self._tmp)
+            for name in doomed:
+                refuse_link(self._object_file(name).parent)
+                check_lock()  # each time: without the lock a concurrent save may require the object
+                self._object_file(name).unlink(missing_ok=True)
 
     def find_objects(self, first: bytes, position: Any = None) -> ObjectScan:
         """Find objects whose stored bytes begin with `first`.
@@ -219,16 +213,14 @@ class FileBackend(Backend):
     def replace_objects(self, objects: Mapping[str, bytes]) -> None:
         """Replace objects by rename, under the exclusive lock. Raises StorageError."""
         self._limits.check(objects)
-        with wrap_os_errors(f"replace objects of {self.path}"):
-            self._prepare()
-            with self._locked(exclusive=True) as lock:
-                self._check_still_locked(lock)
-                for name, data in objects.items():
-                    target = self._object_file(name)
-                    refuse_link(target.parent)
-                    if is_regular(target):
-                        os.replace(write_new(self._tmp, data), target)
-                        sync_directory(target.parent)
+        with self._writing("replace objects of", exclusive=True) as check_lock:
+            check_lock()
+            for name, data in objects.items():
+                target = self._object_file(name)
+                refuse_link(target.parent)
+                if is_regular(target):
+                    os.replace(write_new(self._tmp, data), target)
+                    sync_directory(target.parent)
 
     # -- streams ---------------------------------------------------------------------------------
 
@@ -248,27 +240,25 @@ class FileBackend(Backend):
         folder = self._folder(stream)
         if not is_small_record(stream, entry, objects):
             self._limits.check(objects, entry)
-        with wrap_os_errors(f"append to {short_repr(stream)} in {self.path}"):
-            self._prepare()
-            with self._locked(exclusive=False) as lock:
-                missing = self.missing_objects(requires)
-                if missing:
-                    raise MissingObjectsError(missing)
-                # The writer of a reused object may not have synced its directory yet.
-                for parent in {self._object_file(name).parent for name in requires}:
-                    sync_directory(parent)
-                self._write_objects(objects)
-                self._make_stream(stream, folder)
-                self._check_own(folder)
-                written = write_new(self._tmp, entry)
-                try:
-                    # The link fails across stores; this check covers the objects written before.
-                    self._check_still_locked(lock)
-                    seq = self._link_next(stream, folder, written, after)
-                    sync_directory(folder)
-                finally:
-                    written.unlink(missing_ok=True)
-                return seq
+        with self._writing(f"append to {short_repr(stream)} in") as check_lock:
+            missing = self.missing_objects(requires)
+            if missing:
+                raise MissingObjectsError(missing)
+            # The writer of a reused object may not have synced its directory yet.
+            for parent in {self._object_file(name).parent for name in requires}:
+                sync_directory(parent)
+            self._write_objects(objects)
+            self._make_stream(stream, folder)
+            self._check_own(folder)
+            written = write_new(self._tmp, entry)
+            try:
+                # The link fails across stores; this check covers the objects written before.
+                check_lock()
+                seq = self._link_next(stream, folder, written, after)
+                sync_directory(folder)
+            finally:
+                written.unlink(missing_ok=True)
+            return seq
 
     def read(
         self,
@@ -314,29 +304,29 @@ class FileBackend(Backend):
         if not is_stream(stream):
             return
         folder = self._folder(stream)
-        with wrap_os_errors(f"remove entries of {short_repr(stream)} in {self.path}"):
+        action = f"remove entries of {short_repr(stream)} in"
+        with wrap_os_errors(f"{action} {self.path}"):
             self._pin.exists()
             refuse_link(folder)
             if not folder.is_dir():
                 return
-            self._prepare()
-            with self._locked(exclusive=True) as lock:
-                self._check_still_locked(lock)
-                sweep_temporary_files(self._tmp)
-                present = entry_numbers(folder)
-                doomed = present & set(seqs)
-                if not doomed:
-                    return
-                # Oldest first: if interrupted, the head is unchanged.
-                *older, newest = sorted(doomed)
-                for seq in older:
-                    entry_file(folder, seq).unlink()
-                if newest == max(present):
-                    if older:
-                        sync_directory(folder)
-                    record_number(folder, self._tmp, newest)
-                entry_file(folder, newest).unlink(missing_ok=True)
-                sync_directory(folder)
+        with self._writing(action, exclusive=True) as check_lock:
+            check_lock()
+            sweep_temporary_files(self._tmp)
+            present = entry_numbers(folder)
+            doomed = present & set(seqs)
+            if not doomed:
+                return
+            # Oldest first: if interrupted, the head is unchanged.
+            *older, newest = sorted(doomed)
+            for seq in older:
+                entry_file(folder, seq).unlink()
+            if newest == max(present):
+                if older:
+                    sync_directory(folder)
+                record_number(folder, self._tmp, newest)
+            entry_file(folder, newest).unlink(missing_ok=True)
+            sync_directory(folder)
 
     def streams(self, prefix: str = "") -> Iterator[str]:
         """Iterate over the names of streams with entries. Raises StorageError."""
@@ -364,20 +354,31 @@ class FileBackend(Backend):
         if not self.shared:
             check_writers(self.path, *folders)
 
-    def _prepare(self) -> None:
-        self._check_own(self._objects)
-        self._pin.exists()
-        make_store_directory(self._tmp)
-        make_store_directory(self._objects)
-        self._pin.exists()
+    @contextmanager
+    def _writing(self, action: str, *, exclusive: bool = False) -> Iterator[Callable[[], None]]:
+        """Create the directories, and hold the lock.
 
-    def _locked(self, *, exclusive: bool) -> AbstractContextManager[FileIdentity]:
-        return store_lock(self._lock_file, exclusive=exclusive, seconds=self._lock_timeout)
+        Yields:
+            A function that checks that the store was not replaced and is still locked; it raises
+            StorageError.
 
-    def _check_still_locked(self, lock: FileIdentity) -> None:
-        """Check that the store was not replaced and is still locked. Raises StorageError."""
-        self._pin.exists()
-        check_lock_file(self._lock_file, lock)
+        Raises:
+            StorageError: the file system failed; the message contains the action.
+        """
+
+        def check_lock() -> None:
+            self._pin.exists()
+            check_lock_file(self._lock_file, lock)
+
+        with wrap_os_errors(f"{action} {self.path}"):
+            self._check_own(self._objects)
+            self._pin.exists()
+            make_store_directory(self._tmp)
+            make_store_directory(self._objects)
+            self._pin.exists()
+            held = store_lock(self._lock_file, exclusive=exclusive, seconds=self._lock_timeout)
+            with held as lock:
+                yield check_lock
 
     def _folder(self, stream: str) -> Path:
         return self.path / directory_name(check_stream(stream))
