@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from agent_checkpoint.errors import ConflictError, Hint, IntegrityError
-from agent_checkpoint.records import Checkpoint, Draft, JsonValue, short_repr
+from agent_checkpoint.records import Checkpoint, JsonValue, short_repr
 from agent_checkpoint.store.archive.archive_file import Archive, check_archive_path
 from agent_checkpoint.store.canonical_json import indented_size
 from agent_checkpoint.store.checkpoint_entries import MAX_READABLE, too_large
@@ -30,7 +30,7 @@ from agent_checkpoint.store.objects.object_format import (
     open_object,
     plain_object,
 )
-from agent_checkpoint.store.objects.reader import Reader, object_names, resolve_tree
+from agent_checkpoint.store.objects.reader import Reader, object_names, resolve_parts
 from agent_checkpoint.store.reachability import RefGraph, mark
 from agent_checkpoint.store.store import Store
 
@@ -120,16 +120,7 @@ class _Import:
 
     def _write(self, found: Checkpoint, names: Iterable[str]) -> Checkpoint:
         """Write a checkpoint and the objects with these ids."""
-        draft = Draft(
-            found.key,
-            self._parts(found),
-            found.kind,
-            found.label,
-            found.tags,
-            found.metrics,
-            source=found,
-            token=self.token,
-        )
+        draft = found.draft()._replace(parts=self._parts(found), source=found, token=self.token)
         parents = tuple(self.renamed.get(parent, parent) for parent in found.parents)
         for attempt in range(_TRIES):
             adopted = self._put_objects(names if attempt == 0 else self.archive.names, draft.parts)
@@ -146,8 +137,7 @@ class _Import:
         if not self.store.backend.properties.readable:
             return found.parts
         reader = Reader(self.archive, states=[found.parts], most=MAX_READABLE)
-        reader.fetch(found.parts.values())
-        parts = {name: resolve_tree(tree, reader) for name, tree in found.parts.items()}
+        parts = resolve_parts(found.parts, reader)
         if indented_size(parts, MAX_READABLE) > MAX_READABLE:
             raise too_large(found.key)
         return parts

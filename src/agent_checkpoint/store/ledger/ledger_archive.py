@@ -19,7 +19,7 @@ from agent_checkpoint.store.ledger.ledger_records import (
     check_record,
 )
 from agent_checkpoint.store.ledger.ledger_state import check_records
-from agent_checkpoint.store.objects.reader import ObjectSource, Reader, object_names, resolve_tree
+from agent_checkpoint.store.objects.reader import ObjectSource, Reader, object_names, resolve_parts
 from agent_checkpoint.store.objects.references import with_references
 from agent_checkpoint.store.objects.splitting import inline_tree
 from agent_checkpoint.store.objects.varint import read_varint, write_varint
@@ -153,6 +153,5 @@ def _check_numbers(records: list[LedgerRecord]) -> None:
 
 
 def _whole_parts(parts: Mapping[str, JsonValue], source: ObjectSource) -> dict[str, JsonValue]:
-    reader = Reader(source, states=[parts])
-    reader.fetch(parts.values())
-    return {name: inline_tree(resolve_tree(tree, reader)) for name, tree in parts.items()}
+    resolved = resolve_parts(parts, Reader(source, states=[parts]))
+    return {name: inline_tree(tree) for name, tree in resolved.items()}

@@ -43,7 +43,7 @@ from agent_checkpoint.store.objects.object_format import (
     Object,
     missing_objects,
 )
-from agent_checkpoint.store.objects.reader import fetch_objects, object_names, resolve_tree, tag_of
+from agent_checkpoint.store.objects.reader import fetch_objects, object_names, resolve_parts, tag_of
 from agent_checkpoint.store.objects.references import with_references
 from agent_checkpoint.store.objects.splitting import inline_tree
 from agent_checkpoint.store.reachability import RefGraph, mark, reachable
@@ -130,14 +130,9 @@ def _replace_heads(
     """Append a redacted copy to each key whose head contains the secret."""
     for key, head in found.heads.items():
         # A workspace consists of objects: if one contains the secret, the part is omitted.
-        reader = store.reader(head)
-        reader.fetch(head.parts.values())
-        sound = {
-            name: tree
-            for name, tree in head.parts.items()
-            if not found.is_tainted(resolve_tree(tree, reader))
-        }
-        fresh = _redacted(store, head._replace(parts=sound), needles) if sound else None
+        resolved = resolve_parts(head.parts, store.reader(head))
+        sound = {name: tree for name, tree in resolved.items() if not found.is_tainted(tree)}
+        fresh = _redacted(store, head, sound, needles) if sound else None
         if fresh is not None:
             done[key] = store.write(fresh, parents=(head.id,), after=head.seq).id
 
@@ -376,10 +371,13 @@ def _unsearchable(error: CheckpointError) -> IntegrityError:
     )
 
 
-def _redacted(store: Store, head: Checkpoint, needles: Sequence[bytes]) -> Draft | None:
-    """Return a redacted copy of the head; None if the secret also occurs outside of strings."""
-    reader = store.reader(head)
-    reader.fetch(head.parts.values())
+def _redacted(
+    store: Store, head: Checkpoint, before: dict[str, Any], needles: Sequence[bytes]
+) -> Draft | None:
+    """Return a redacted copy of some resolved parts of a head, as a draft.
+
+    None if the secret also occurs outside of strings.
+    """
     text = needles[0].decode("utf-8", "replace")
 
     def redact(value: str) -> str:
@@ -388,20 +386,12 @@ def _redacted(store: Store, head: Checkpoint, needles: Sequence[bytes]) -> Draft
     def rename(key: str) -> str:
         return key if _is_tag(key) else redact(key)
 
-    before = {name: resolve_tree(tree, reader) for name, tree in head.parts.items()}
     parts = {name: _mapped(inline_tree(tree), redact, rename) for name, tree in before.items()}
     label = None if head.label is None else redact(head.label)
     tags = tuple(map(redact, head.tags))
     kept = with_references(parts, store.backend)
-    draft = Draft(
-        head.key,
-        kept,
-        Kind.PURGE,
-        label,
-        tags,
-        head.metrics,
-        token=head.token,
-        claim=head.claim,
+    draft = head.draft()._replace(
+        parts=kept, kind=Kind.PURGE, label=label, tags=tags, token=head.token, claim=head.claim
     )
     left = _user_text(head._replace(label=label, tags=tags, parts=parts))
     is_whole = _members(parts) == _members(before)

@@ -188,6 +188,17 @@ class Reader:
             )
 
 
+def resolve_parts(parts: Mapping[str, JsonValue], reader: Reader) -> dict[str, Any]:
+    """Fetch the objects of all parts, and return the parts as `resolve_tree` does.
+
+    Raises:
+        IntegrityError: an object is missing or damaged, or of a kind that its tag does not allow.
+        StorageError: the medium failed.
+    """
+    reader.fetch(parts.values())
+    return {name: resolve_tree(tree, reader) for name, tree in parts.items()}
+
+
 def resolve_tree(tree: Any, reader: Reader | None) -> Any:
     """Return a tree with every tag replaced by its value.
 
