@@ -1,7 +1,9 @@
 """Imports that were killed, or meet others: all of an archive, or nothing to be seen."""
 
 import socket
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +216,16 @@ def test_an_import_that_finishes_meanwhile_is_seen_whole_or_not_at_all(
     assert len(rows) == 6
 
 
+@pytest.fixture
+def usual_recursion_limit() -> Iterator[None]:
+    """Other libraries raise it and do not always set it back."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)
+    yield
+    sys.setrecursionlimit(before)
+
+
+@pytest.mark.usefixtures("usual_recursion_limit")
 def test_a_chain_of_objects_is_refused(tmp_path: Path) -> None:
     backend = HookedBackend()
     name, packed = make_object(TEXT, b'"end"')
