@@ -272,5 +272,5 @@ def test_a_few_items_that_are_very_long(manager: CheckpointManager, again: bool)
 
 def test_an_item_that_cannot_be_stored_is_named() -> None:
     chat = SavedChat(1, {"call": lambda: 1})  # can be copied, but not stored
-    with pytest.raises(StateError, match=r"log\[1\]\.call"):
+    with pytest.raises(StateError, match=r"messages\[1\]\.call"):
         CheckpointManager().save("key", chat)
