@@ -42,25 +42,37 @@ def check(messages: Iterable[Any], *, provider: Provider) -> list[Problem]:
     Raises:
         InvalidInputError: the provider is unknown, or a message is not one of this provider.
     """
-    draft = mend(messages, _dialect(provider), None)
+    draft = mend(messages, dialect_for(provider), None)
     return sorted(draft.problems, key=lambda problem: problem.index)
 
 
 def repair(
-    messages: Iterable[Any], *, provider: Provider, session: CallLookup | None = None
+    messages: Iterable[Any],
+    *,
+    provider: Provider,
+    session: CallLookup | None = None,
+    keep_open: bool = False,
 ) -> Repaired:
     """Return the conversation as a new list that the API accepts; `.changes` lists the changes.
 
     A tool call without a result gets one that says what `session` knows about the call. Messages
     before the first problem are the same objects; the input is not changed.
 
+    Args:
+        messages: the conversation.
+        provider: the API.
+        session: knows the outcomes of tool calls, such as a session.
+        keep_open: leave calls at the end of the conversation without results, for
+            `session.run_tools`, which runs them.
+
     Raises:
         InvalidInputError: the provider is unknown, or a message is not one of this provider.
     """
-    draft = mend(messages, _dialect(provider), session)
+    draft = mend(messages, dialect_for(provider), session, keep_open=keep_open)
     return Repaired(draft.result(), tuple(draft.changes))
 
 
-def _dialect(provider: Provider) -> Dialect:
+def dialect_for(provider: Provider) -> Dialect:
+    """Return the dialect of an API. Raises InvalidInputError if the provider is unknown."""
     check_option("provider", provider, Provider)
     return _DIALECTS[provider]

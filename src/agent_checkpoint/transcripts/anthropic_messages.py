@@ -12,6 +12,7 @@ from agent_checkpoint.transcripts.dialect import (
     NOT_OF_USER,
     Answer,
     Dialect,
+    decoded_arguments,
     known_role,
 )
 from agent_checkpoint.transcripts.draft import Block, Draft, Fault, Message, Role
@@ -28,6 +29,7 @@ class AnthropicMessages(Dialect):
     answers = "user"
     results_first = True
     id_fields = ("id", "tool_use_id")
+    result_blocks = frozenset({"text", "image", "document", "search_result", "tool_reference"})
 
     def read(self, source: Any, index: int) -> Message:
         """Read a message. Raises InvalidInputError if it has no known role."""
@@ -106,13 +108,28 @@ class AnthropicMessages(Dialect):
 
     def result(self, call: Block, answer: Answer) -> Any:
         """Return a tool_result block."""
-        block = {"type": "tool_result", "tool_use_id": call.id, "content": answer.text}
+        content = answer.content(self.result_blocks)
+        block = {"type": "tool_result", "tool_use_id": call.id, "content": content}
         toolset = get(call.source, "toolset_name")
         return {
             **block,
             **({"toolset_name": toolset} if toolset else {}),
             **({"is_error": True} if answer.error else {}),
         }
+
+    def arguments(self, call: Block) -> Any:
+        """Return the input of a call. Raises ValueError if it is text that is not JSON."""
+        return decoded_arguments(get(call.source, "input"))
+
+    def reply(self, source: Any) -> list[Any]:
+        """Return the message of a reply, without the fields that are not sent back."""
+        messages = super().reply(source)
+        return [
+            {"role": one["role"], "content": one["content"]}
+            if get(one, "type") == "message"
+            else one
+            for one in messages
+        ]
 
     def valid_id(self, call_id: str | None) -> bool:
         """Whether the API accepts an id."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.transcripts.draft import Block, Draft, Fault, Message, Role
-from agent_checkpoint.transcripts.fields import rewritten
+from agent_checkpoint.transcripts.fields import get, plain, rewritten
 
 PART_REMOVED = "(A part of this conversation was removed here.)"
 NOT_OF_USER = Fault("misplaced-block", "only the model makes calls and thinks")
@@ -29,6 +30,15 @@ class Answer(NamedTuple):
             return self.value
         return json.dumps(self.value, ensure_ascii=False, default=str)
 
+    def content(self, types: frozenset[str]) -> Any:
+        """The value as it is if it is a list of blocks of these types, else as text."""
+        is_list = isinstance(self.value, list) and bool(self.value)
+        if is_list and all(
+            isinstance(one, Mapping) and one.get("type") in types for one in self.value
+        ):
+            return self.value
+        return self.text
+
 
 class Dialect(ABC):
     """Reads messages of one API, writes changed ones, and knows where results must be."""
@@ -47,6 +57,8 @@ class Dialect(ABC):
     unique_ids: ClassVar[bool] = True
     # The fields that hold the id in a call and in a result.
     id_fields: ClassVar[tuple[str, str]] = ("id", "id")
+    # The types of the content blocks that a result may have instead of text.
+    result_blocks: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def read(self, source: Any, index: int) -> Message:
@@ -59,6 +71,19 @@ class Dialect(ABC):
     @abstractmethod
     def result(self, call: Block, answer: Answer) -> Any:
         """Return a result block or message for a call; None if the API has no fitting one."""
+
+    @abstractmethod
+    def arguments(self, call: Block) -> Any:
+        """Return the arguments of a call. Raises ValueError if they cannot be decoded."""
+
+    def reply(self, source: Any) -> list[Any]:
+        """Return the messages of a reply of the API, or a message or several, as plain data."""
+        messages = plain(source)
+        return messages if isinstance(messages, list) else [messages]
+
+    def text(self, block: Block) -> str:
+        """Return the text of a block that is neither a call nor a result."""
+        return str(get(block.source, "text") or "")
 
     def valid_id(self, call_id: str | None) -> bool:
         """Whether the API accepts an id."""
@@ -111,3 +136,14 @@ def arguments_end(text: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+def decoded_arguments(text: Any) -> Any:
+    """Return arguments from JSON text; no text means no arguments.
+
+    Raises:
+        ValueError: the text is not JSON.
+    """
+    if isinstance(text, str):
+        return json.loads(text) if text.strip() else {}
+    return {} if text is None else plain(text)

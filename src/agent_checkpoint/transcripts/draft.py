@@ -43,6 +43,12 @@ class Block:
         """The call as messages name it."""
         return f"{self.id or 'without id'} ({self.name})" if self.name else str(self.id)
 
+    def answers(self, call: Block) -> bool:
+        """Whether this result belongs to a call: by id, or by name if one of them has no id."""
+        if self.id and call.id:
+            return self.id == call.id
+        return self.name is not None and self.name == call.name
+
 
 @dataclass(eq=False)
 class Message:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass
 from typing import Any
 
 
@@ -40,3 +42,20 @@ def rewritten(source: Any, *removed: str, **values: Any) -> Any:
         except ValueError:  # clients do not validate replies, so a reply may not fit its own class
             return changed
     return changed
+
+
+def plain(source: Any, *, defaults: bool = False) -> Any:
+    """Return a value as dicts, lists and scalars, as it is sent; other objects are left as is.
+
+    A model of a client library becomes the fields that the server sent; `defaults` adds the others.
+    """
+    if isinstance(source, Mapping):
+        return {name: plain(value, defaults=defaults) for name, value in source.items()}
+    if isinstance(source, Sequence) and not isinstance(source, (str, bytes, bytearray)):
+        return [plain(item, defaults=defaults) for item in source]
+    if hasattr(source, "model_dump") and not isinstance(source, type):
+        return source.model_dump(mode="json", exclude_unset=not defaults, warnings=False)
+    if is_dataclass(source) and not isinstance(source, type):
+        named = {field.name: getattr(source, field.name) for field in dataclass_fields(source)}
+        return plain(named, defaults=defaults)
+    return source

@@ -10,6 +10,7 @@ from agent_checkpoint.transcripts.dialect import (
     PART_REMOVED,
     Answer,
     Dialect,
+    decoded_arguments,
     known_role,
 )
 from agent_checkpoint.transcripts.draft import Block, Draft, Fault, Message, Role
@@ -78,6 +79,19 @@ class GeminiContents(Dialect):
         )
         response["response"] = value if isinstance(value, dict) else {key: value}
         return {"function_response": response}
+
+    def arguments(self, call: Block) -> Any:
+        """Return the arguments of a function call."""
+        return decoded_arguments(get(get(call.source, "function_call", "functionCall"), "args"))
+
+    def reply(self, source: Any) -> list[Any]:
+        """Return the content of a response, or contents."""
+        messages = super().reply(source)
+        return [
+            candidate["content"]
+            for one in messages
+            for candidate in (get(one, "candidates") or [{"content": one}])[:1]
+        ]
 
     def note(self, text: str) -> Any:
         """Return a user content."""

@@ -26,8 +26,16 @@ INTERRUPTED = (
 )
 
 
-def mend(messages: Iterable[Any], dialect: Dialect, session: CallLookup | None) -> Draft:
+def mend(
+    messages: Iterable[Any],
+    dialect: Dialect,
+    session: CallLookup | None,
+    *,
+    keep_open: bool = False,
+) -> Draft:
     """Read a conversation and repair it; the draft holds the problems, changes and messages.
+
+    `keep_open`: calls at the end that have no results yet are left as they are.
 
     Raises:
         InvalidInputError: a message has no role that the dialect knows.
@@ -42,7 +50,7 @@ def mend(messages: Iterable[Any], dialect: Dialect, session: CallLookup | None) 
             else:
                 draft.replace(block, block.mended, f"changed a block: {block.fault.text}")
     dialect.before_pairing(draft)
-    _Pairing(draft, dialect, session).run()
+    _Pairing(draft, dialect, session, keep_open).run()
     dialect.after_pairing(draft)
     return draft
 
@@ -60,19 +68,24 @@ class _Slot:
 class _Pairing:
     """Gives every call one result, in the place where the API wants it."""
 
-    def __init__(self, draft: Draft, dialect: Dialect, session: CallLookup | None) -> None:
+    def __init__(
+        self, draft: Draft, dialect: Dialect, session: CallLookup | None, keep_open: bool
+    ) -> None:
         self.draft = draft
         self.dialect = dialect
         self.session = session
         self.slots = self._find_slots()
         self.result_of: dict[Block, Block] = {}
         self.placed: set[Block] = set()
+        self.keep_open = keep_open
 
     def run(self) -> None:
         self._match()
         lookups = self._outcomes()
         for slot in self.slots:
             self._drop_unfinished(slot, lookups)
+        if self.keep_open and self.slots and self._is_at_end(self.slots[-1]):
+            self.slots.pop()
         if self.dialect.unique_ids:
             self._rename_ids()
         for slot in self.slots:
@@ -96,9 +109,7 @@ class _Pairing:
                 if block.kind != "result":
                     leading = not self.dialect.results_first
                     continue
-                call = next(
-                    (c for c in slot.calls if self._is_open(c) and _answers(block, c)), None
-                )
+                call = next((c for c in slot.calls if self._is_open(c) and block.answers(c)), None)
                 if call is not None:
                     self.result_of[call] = block
                     matched.add(block)
@@ -109,7 +120,7 @@ class _Pairing:
 
     def _match_elsewhere(self, result: Block) -> None:
         """Match a result with the nearest open call before it, else after it; else drop it."""
-        fitting = [(slot, c) for slot in self.slots for c in slot.calls if _answers(result, c)]
+        fitting = [(slot, c) for slot in self.slots for c in slot.calls if result.answers(c)]
         free = [(slot, c) for slot, c in fitting if self._is_open(c)]
         before = [(slot, c) for slot, c in free if c.at < result.at]
         if before:
@@ -132,6 +143,13 @@ class _Pairing:
 
     def _is_open(self, call: Block) -> bool:
         return call not in self.result_of
+
+    def _is_at_end(self, slot: _Slot) -> bool:
+        """Whether no call of a turn has a result, and nothing follows the turn."""
+        after = self.draft.messages[self.draft.messages.index(slot.turn[-1]) + 1 :]
+        return all(map(self._is_open, slot.calls)) and all(
+            one.role in ("model", "call") for one in after
+        )
 
     def _outcomes(self) -> dict[Block, CallOutcome | None]:
         """Look up open calls. Of calls with the same id the record can only mean the first."""
@@ -204,7 +222,7 @@ class _Pairing:
             self._insert(slot, new)
 
     def _new_result(self, call: Block, outcome: CallOutcome | None) -> Block | None:
-        answer = _answer(outcome)
+        answer = answer_for(outcome)
         source = self.dialect.result(call, answer)
         if source is not None:
             return Block(source, (call.at[0], END), call.path, "result", call.id, call.name)
@@ -234,22 +252,17 @@ class _Pairing:
             host.insert(place, block)
 
 
-def _answers(result: Block, call: Block) -> bool:
-    """Whether a result belongs to a call: by id, or by name if one of them has no id."""
-    if result.id and call.id:
-        return result.id == call.id
-    return result.name is not None and result.name == call.name
-
-
 def _at(block: Block) -> tuple[int, float]:
     return block.at
 
 
-def _answer(outcome: CallOutcome | None) -> Answer:
+def answer_for(outcome: CallOutcome | None) -> Answer:
+    """Return what the model is told about a call."""
     if outcome is None:
         return Answer(INTERRUPTED, error=True)
     if outcome.status == "done":
-        return Answer(NO_RESULT if outcome.result is None else outcome.result, error=False)
+        value = NO_RESULT if outcome.result is None else outcome.result
+        return Answer(value, error=outcome.is_error)
     return Answer(NOT_EXECUTED if outcome.status == "not-done" else UNKNOWN, error=True)
 
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent_checkpoint.transcripts.dialect import Answer, Dialect, arguments_end, known_role
+from agent_checkpoint.transcripts.dialect import (
+    Answer,
+    Dialect,
+    arguments_end,
+    decoded_arguments,
+    known_role,
+)
 from agent_checkpoint.transcripts.draft import Block, Draft, Fault, Message, Role
 from agent_checkpoint.transcripts.fields import fields, get, rewritten
 
@@ -27,6 +33,7 @@ class OpenAIChat(Dialect):
     own_messages = True
     results_first = True
     id_fields = ("id", "tool_call_id")
+    result_blocks = frozenset({"text"})
 
     def read(self, source: Any, index: int) -> Message:
         """Read a message. Raises InvalidInputError if it has no known role."""
@@ -75,7 +82,31 @@ class OpenAIChat(Dialect):
 
     def result(self, call: Block, answer: Answer) -> Any:
         """Return a tool message."""
-        return {"role": "tool", "tool_call_id": call.id, "content": answer.text}
+        content = answer.content(self.result_blocks)
+        return {"role": "tool", "tool_call_id": call.id, "content": content}
+
+    def arguments(self, call: Block) -> Any:
+        """Return the arguments of a call. Raises ValueError if they are not JSON."""
+        custom = get(call.source, "custom")
+        if custom is not None:
+            return {"input": get(custom, "input")}
+        return decoded_arguments(get(get(call.source, "function"), "arguments"))
+
+    def reply(self, source: Any) -> list[Any]:
+        """Return the message of a completion, or messages."""
+        messages = super().reply(source)
+        return [
+            choice["message"]
+            for one in messages
+            for choice in (get(one, "choices") or [{"message": one}])[:1]
+        ]
+
+    def text(self, block: Block) -> str:
+        """Return the content of a message."""
+        content = get(block.source, "content", "refusal")
+        if isinstance(content, str) or content is None:
+            return content or ""
+        return "".join(str(get(part, "text", "refusal") or "") for part in content)
 
     def before_pairing(self, draft: Draft) -> None:
         """Remove empty lists of calls, which the API refuses."""

@@ -6,9 +6,14 @@ from typing import Any
 
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import short_repr
-from agent_checkpoint.transcripts.dialect import Answer, Dialect, arguments_end
+from agent_checkpoint.transcripts.dialect import (
+    Answer,
+    Dialect,
+    arguments_end,
+    decoded_arguments,
+)
 from agent_checkpoint.transcripts.draft import Block, Draft, Fault, Message, Role
-from agent_checkpoint.transcripts.fields import get, rewritten
+from agent_checkpoint.transcripts.fields import get, plain, rewritten
 
 # The calls that the client answers, and the types of their outputs. All other calls are made by
 # the server, and their items hold the results.
@@ -22,6 +27,15 @@ _OUTPUTS = {
     "tool_search_call": "tool_search_output",
 }
 
+# The field with the arguments, where they are not JSON text in `arguments`.
+_ARGUMENTS = {
+    "custom_tool_call": "input",
+    "computer_call": "action",
+    "local_shell_call": "action",
+    "shell_call": "action",
+    "apply_patch_call": "operation",
+}
+
 _SUCCESS = {"type": "exit", "exit_code": 0}
 
 
@@ -33,6 +47,7 @@ class OpenAIResponses(Dialect):
     results_first = True
     anywhere = True
     id_fields = ("call_id", "call_id")
+    result_blocks = frozenset({"input_text", "input_image", "input_file"})
 
     def read(self, source: Any, index: int) -> Message:
         """Read an item. Raises InvalidInputError if it has neither a type nor a role."""
@@ -86,6 +101,8 @@ class OpenAIResponses(Dialect):
         """Return an output item; None for a computer call without a recorded screenshot."""
         type_ = get(call.source, "type")
         item: dict[str, Any] = {"type": _OUTPUTS[type_], "call_id": call.id, "output": answer.text}
+        if type_ in ("function_call", "custom_tool_call"):
+            item["output"] = answer.content(self.result_blocks)
         if type_ == "computer_call":
             if get(answer.value, "type") != "computer_screenshot":
                 return None
@@ -108,6 +125,29 @@ class OpenAIResponses(Dialect):
             )
         caller = get(call.source, "caller")
         return item if caller is None else {**item, "caller": caller}
+
+    def arguments(self, call: Block) -> Any:
+        """Return the arguments of a call; those of other calls than functions by their field.
+
+        Raises:
+            ValueError: they are not JSON.
+        """
+        field = _ARGUMENTS.get(get(call.source, "type"))
+        if field is not None:
+            return {field: plain(get(call.source, field))}
+        return decoded_arguments(get(call.source, "arguments"))
+
+    def reply(self, source: Any) -> list[Any]:
+        """Return the output items of a response, or items."""
+        output = get(source, "output") if get(source, "object") == "response" else None
+        return super().reply(source if output is None else output)
+
+    def text(self, block: Block) -> str:
+        """Return the text of an item."""
+        content = get(block.source, "content")
+        if isinstance(content, str) or content is None:
+            return content or ""
+        return "".join(str(get(part, "text", "refusal") or "") for part in content)
 
     def calls_elsewhere(self, draft: Draft) -> bool:
         """Whether a reference may stand for the call of a result."""

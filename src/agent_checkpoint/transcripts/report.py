@@ -39,11 +39,15 @@ class Change:
 
 @dataclass(frozen=True)
 class CallOutcome:
-    """What is known of a tool call: its status and, if it is done, its result (text or JSON)."""
+    """What is known of a tool call: its status and, if it is done, its result (text or JSON).
+
+    `is_error`: the call ended with an error, and the result is its text.
+    """
 
     status: Literal["done", "not-done", "unknown"]
     result: Any = None
     tool: str | None = None
+    is_error: bool = False
 
 
 class CallLookup(Protocol):
