@@ -1,10 +1,11 @@
-"""Types of options that take a few words, so that type checkers and editors know them; their check.
+"""Types of options, so that type checkers and editors know them; the check of those of a few words.
 
 `effect=` of tools is not here: the table of effect kinds describes it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, Union, get_args
 
 from agent_checkpoint.errors import InvalidInputError
@@ -25,6 +26,7 @@ RollbackEffects = Literal["refuse", "warn", "compensate"]
 SaveAfter = Literal["tool", "task", "manual"]
 Every = Union[SaveAfter, int]
 StateFormat = Literal["json", "pickle"]
+Prices = Mapping[str, Mapping[str, Union[int, float]]]
 
 
 def check_option(name: str, value: object, words: object, *others: str) -> None:

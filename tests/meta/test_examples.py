@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.scripted_model import LAST, scripted_model
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHOWS = {
     "repair.py": [
@@ -19,8 +21,11 @@ SHOWS = {
         "adopted: {'passed': 5, 'failed': 0} ['tried: sort, touch, longer']",
         "undone: {'passed': 2, 'failed': 3} []",
         "redone: {'passed': 5, 'failed': 0} ['tried: sort, touch, longer']",
-    ]
+    ],
+    "anthropic_loop.py": [LAST],
+    "openai_loop.py": [LAST],
 }
+NEEDS = {"anthropic_loop.py": "anthropic", "openai_loop.py": "openai"}
 
 
 def test_every_example_is_tested() -> None:
@@ -29,17 +34,21 @@ def test_every_example_is_tested() -> None:
 
 @pytest.mark.parametrize("name", SHOWS)
 def test_it_ends_well_and_leaves_nothing(name: str, tmp_path: Path) -> None:
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
     home, scratch = tmp_path / "home", tmp_path / "scratch"
     scratch.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLES / name)],
-        cwd=tmp_path,
-        env={**os.environ, "AGENT_CHECKPOINT_HOME": str(home), "TMPDIR": str(scratch)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=110,
-    )
+    own = {"AGENT_CHECKPOINT_HOME": str(home), "TMPDIR": str(scratch)}
+    with scripted_model() as model:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", str(EXAMPLES / name)],
+            cwd=tmp_path,
+            env={**os.environ, **own, **model.environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=110,
+        )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     at = 0

@@ -127,6 +127,7 @@ def test_the_names_for_type_checkers_are_the_same() -> None:
 PACKAGE = Path(agent_checkpoint.__file__).parent
 NOT_EXPORTED = {
     "BackendProperties": "for authors of backends, in `backends.base`",
+    "CallOutcome": "public in `transcripts`",
     "Draft": "for other modules of the package",
     "Entry": "for authors of backends, in `records`",
     "Object": "for other modules of the package",

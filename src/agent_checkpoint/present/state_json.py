@@ -16,7 +16,7 @@ from agent_checkpoint.store.objects.reader import resolve_tree
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 
-LOGS = ("messages", "calls")
+LOGS = ("messages", "calls", "model_calls")
 """Append-only parts; compared from the first differing item on."""
 
 
@@ -123,6 +123,10 @@ def message_line(item: Any, limit: int, cut: Callable[[int], int]) -> str:
         what = "error" if "error" in item else "result"
         call = f"{one_line(item['tool'], cut(60))}({value_summary(item.get('arguments'), limit)})"
         return f"{call} -> {what} {value_summary(item.get(what), cut(80))}"
+    if isinstance(item, dict) and isinstance(item.get("prefix"), dict):
+        what = "error" if "error" in item else "tokens"
+        model = one_line(str(item.get("model")), cut(60))
+        return f"{model} -> {what} {value_summary(item.get(what), cut(80))}"
     return value_summary(item, limit)
 
 

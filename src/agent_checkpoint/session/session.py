@@ -34,6 +34,8 @@ from agent_checkpoint.options import (
     ForkEffects,
     Merge,
     OnDrift,
+    Prices,
+    Provider,
     RollbackEffects,
     SaveAfter,
     check_option,
@@ -48,6 +50,9 @@ from agent_checkpoint.session.current_session import (
 )
 from agent_checkpoint.session.effects.approvals import Approvals
 from agent_checkpoint.session.effects.outcomes import resolve_effect
+from agent_checkpoint.session.loop.model_calls import ModelCalls
+from agent_checkpoint.session.loop.tool_calls import ToolCalls
+from agent_checkpoint.session.loop.usage import check_prices
 from agent_checkpoint.session.rollback.rollback import Rollback
 from agent_checkpoint.session.rollback.rollback_report import (
     RollbackReport,
@@ -68,6 +73,8 @@ if TYPE_CHECKING:
     from agent_checkpoint.records import HistoryRow
     from agent_checkpoint.session.branch.session_fork import ForkPoint
     from agent_checkpoint.session.branch.trial import Trial
+    from agent_checkpoint.session.loop.toolbox import Tools
+    from agent_checkpoint.transcripts.report import CallOutcome
     from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
 
 Self = TypeVar("Self", bound="Session")
@@ -101,6 +108,8 @@ class Session:
         on_drift: OnDrift = "keep",
         rebind: bool = False,
         only_at: str | None = None,
+        provider: Provider | None = None,
+        prices: Prices | None = None,
     ) -> None:
         """Open a new session, or resume a session from its last checkpoint.
 
@@ -118,6 +127,11 @@ class Session:
                 non-empty directory if the session is bound to another one, was imported, or has
                 no valid signature (HMAC) under your secret.
             only_at: the expected head; any other head is a conflict.
+            provider: the model API of the conversation: `anthropic`, `openai`, `openai-responses`
+                or `gemini`. Resuming and rolling back repair the conversation if this API would
+                refuse it; `notices` lists the changes.
+            prices: prices per million tokens, by model: `input`, `output`, and optionally `cached`
+                and `cache_written`.
 
         Raises:
             ConflictError: the head is not `only_at`.
@@ -128,6 +142,9 @@ class Session:
         """
         check_key(key)
         _check_every(every)
+        if provider is not None:
+            check_option("provider", provider, Provider)
+        check_prices(prices or {})
         extra = _checked_parts(agent, parts)
         manager, self._owns_manager = manager_for(store)
         self._state = state = SessionState(
@@ -135,6 +152,10 @@ class Session:
         )
         state.tasks = self._tasks = Tasks(state)
         state.tools = self._tools = ToolRunner(state, self._tasks)
+        state.provider, state.prices = provider, prices or {}
+        self._tool_calls = ToolCalls(state, self._tools)
+        state.after_restore = self._tool_calls.after_restore
+        self._model_calls = ModelCalls(state)
         self._tokens: list[Any] = []
         try:
             SessionOpener(state, on_drift=on_drift, rebind=rebind, only_at=only_at).run(workspace)
@@ -144,6 +165,8 @@ class Session:
         state.is_open = True
         register_open(self._tools, is_fork=not self._keeps_directory)
         state.effects.verify_unknown()
+        if state.resumed:
+            self._tool_calls.repair_messages()
 
     def __repr__(self) -> str:
         return f"<Session {self.key!r} on {self.manager.store.backend!r}>"
@@ -194,6 +217,11 @@ class Session:
     def calls(self) -> Log[Any]:
         """Every tool call, with its arguments and its result or error."""
         return self._state.calls
+
+    @property
+    def model_calls(self) -> Log[Any]:
+        """Every call of `model`: tokens, cost, time, reply, and what is new in the request."""
+        return self._state.model_calls
 
     @property
     def every(self) -> Every:
@@ -351,6 +379,81 @@ class Session:
         self._state.check_open()
         return Rollback(self._state, undo_target(self._state)).run("warn")
 
+    # -- the agent loop --------------------------------------------------------------------------
+
+    def run_tools(
+        self,
+        message: Any,
+        tools: Tools,
+        *,
+        provider: Provider | None = None,
+        parallel: bool | int = False,
+    ) -> list[Any]:
+        """Run the tool calls of a model's message, and append the results to `messages`.
+
+        The message is appended first, unless the conversation ends with it. Each call is made once:
+        after a crash, calls that had ended give their recorded results, and calls whose outcome is
+        in doubt are settled as the ledger says. What a tool raises is a result for the model, and
+        so are an unknown tool, invalid arguments, and a call whose outcome is unknown.
+
+        Args:
+            message: the model's message or reply, as a dict or an object of the client library;
+                `session.messages` for the calls at the end of the conversation.
+            tools: functions by name, or functions and tools. Functions without `@tool` are local.
+            provider: the model API; by default that of the session.
+            parallel: run the calls in threads: True, or how many at once.
+
+        Returns:
+            The appended messages with the results; an empty list if there were no calls.
+
+        Raises:
+            Suspended: a call waits for an approval. The other calls have been made; call
+                `run_tools` again after the answer.
+            InvalidInputError: an option is invalid, or the message is not one of this provider.
+            CheckpointError: a checkpoint could not be saved.
+        """
+        return self._tool_calls.run(message, tools, provider, parallel)
+
+    async def arun_tools(
+        self,
+        message: Any,
+        tools: Tools,
+        *,
+        provider: Provider | None = None,
+        parallel: bool | int = False,
+    ) -> list[Any]:
+        """Run the tool calls of a model's message from asyncio; see `run_tools`."""
+        return await self._tool_calls.arun(message, tools, provider, parallel)
+
+    def model(self, send: Callable[..., Any], /, **request: Any) -> Any:
+        """Call `send(**request)`, record the call in `model_calls`, and return the reply.
+
+        The reply must be complete: a function that streams returns the final message. A `Log` in
+        the request is passed as a list. Headers, API keys and clients are not recorded. The call is
+        saved with the next checkpoint.
+
+        Raises what `send` raises, which is recorded as well.
+
+        Raises:
+            InvalidInputError: `send` returned a stream or a coroutine.
+        """
+        return self._model_calls.call(send, request)
+
+    async def amodel(self, send: Callable[..., Any], /, **request: Any) -> Any:
+        """Call a model from asyncio; `send` may be a coroutine function. See `model`."""
+        return await self._model_calls.acall(send, request)
+
+    def model_request(self, index: int = -1) -> dict[str, Any]:
+        """Return the whole request of a row of `model_calls`. Raises NotFoundError."""
+        return self._model_calls.request(index)
+
+    def call_outcome(self, call_id: str) -> CallOutcome | None:
+        """Return the outcome of a call without a result in the conversation; None if unrecorded.
+
+        `transcripts.repair(…, session=session)` uses it. Raises StorageError.
+        """
+        return self._tool_calls.call_outcome(call_id)
+
     # -- fork ------------------------------------------------------------------------------------
 
     def fork(
@@ -505,7 +608,7 @@ class Session:
     ) -> None:
         leave(self._tokens.pop())
         try:
-            if self._state.is_open and self.every != "manual":
+            if self._state.is_open and self.every != "manual" and not self._state.is_interrupted:
                 self._end(None if kind is None else f"stopped by {kind.__name__}")
         except CheckpointError:
             if error is None:
@@ -550,7 +653,7 @@ class Branch(Session):
         if not self._state.is_open:
             return
         workspace_error: CheckpointError | None = None
-        if not self._state.is_ended:
+        if not self._state.is_ended and not self._state.is_interrupted:
             try:
                 self._end()
             except (ConflictError, StateError):  # the state cannot be saved, but the files can
@@ -605,6 +708,8 @@ def create_branch(
             workspace=files,
             every=parent.every,
             effects=point.effects,
+            provider=parent.provider,
+            prices=parent.prices,
         )
     except BaseException:
         if files is not None:

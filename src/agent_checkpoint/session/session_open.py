@@ -32,7 +32,7 @@ from agent_checkpoint.session.session_record import (
     read_session_record,
     record_for_key,
 )
-from agent_checkpoint.session.session_state import SessionState
+from agent_checkpoint.session.session_state import MODEL_CALLS, SessionState
 from agent_checkpoint.session.workspace_part import WorkspacePart, choose_directory, is_empty
 from agent_checkpoint.store.directory_claims import IMPORTED, host_of
 from agent_checkpoint.store.ledger.ledger import Ledger
@@ -158,6 +158,7 @@ class SessionOpener:
         record.in_flight, record.drift, record.keep_unseen = [], [], None
         state.record = record
         state.writer = CheckpointWriter(state.manager, record, head)
+        state.has_model_calls = MODEL_CALLS in head.parts
         self._load(head)  # before taking ownership: on failure the current owner continues
         # The `open` checkpoint must record ledger and workspace, whatever happens after it.
         opened = self._append_open(head, has_new_binding=stored_binding != _binding(record))
@@ -165,6 +166,7 @@ class SessionOpener:
             record.bind(recorded_path, host_of(self._store.backend))
         self._claim_epoch(opened)
         state.resumed = True
+        state.counted_model_calls = len(state.model_calls)
         if head.token is not None:
             state.add_notice(
                 "This session was imported from an archive. Its state and the recorded results of "
@@ -324,7 +326,7 @@ class SessionOpener:
             state.drift = drift
             state.files.workspace.restore(tree)
         elif drift:
-            state.drift = drift
+            state.drift, state.has_kept_drift = drift, True
             state.record.drift = [*drift.added, *drift.removed, *drift.changed][:_MAX_NAMED]
             state.save(kind=Kind.DRIFT, label="files that others have changed")
             state.record.drift = []

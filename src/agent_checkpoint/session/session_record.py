@@ -55,6 +55,10 @@ class SessionRecord:
     """Tools that were running when the checkpoint was saved."""
     irreversible: bool = True
     """Whether irreversible tools are allowed; forks need `effects="allow"`."""
+    batches: list[list[Any]] = field(default_factory=list)
+    """The calls of a model that `run_tools` is running; their results are not in the conversation
+    yet. A row per agent: its name, the number of calls and the last ledger record before them, a
+    hash of the calls, and their ids."""
     keep_unseen: bool | None = None
     """`keep_unseen` of a rollback in progress, for crash recovery."""
     drift: list[str] = field(default_factory=list)
@@ -134,6 +138,7 @@ class SessionRecord:
             counts=self.counts.copy(),
             standing=list(self.standing),
             gone=list(self.gone),
+            batches=list(self.batches),
             irreversible=False,
             token=self.token,
         )
@@ -221,6 +226,13 @@ def _is_lineage(value: Any) -> bool:
     )
 
 
+def _is_batch(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) != 5:
+        return False
+    name, calls, ledger, digest, ids = value
+    return _are_texts([name, digest]) and all(map(_is_number, [calls, ledger])) and _are_texts(ids)
+
+
 def _is_bool(value: Any) -> bool:
     return isinstance(value, bool)
 
@@ -241,6 +253,7 @@ _VALIDATORS: dict[str, Callable[[Any], bool]] = {
     "pending": _are_texts,
     "under_way": _are_texts,
     "in_flight": _are_texts,
+    "batches": lambda value: isinstance(value, list) and all(map(_is_batch, value)),
     "irreversible": _is_bool,
     "keep_unseen": _is_bool,
     "drift": _are_texts,

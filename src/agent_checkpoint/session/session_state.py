@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from agent_checkpoint.core.stateful import Stateful
 from agent_checkpoint.errors import ConflictError, InvalidInputError
 from agent_checkpoint.manager.async_verbs import await_future
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.options import Every
+from agent_checkpoint.options import Every, Prices, Provider
 from agent_checkpoint.records import CheckpointKind, Draft, Kind, short_repr
 from agent_checkpoint.session.checkpoint_writer import CheckpointWriter
 from agent_checkpoint.session.current_session import OpenSession
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from agent_checkpoint.workspace.workspace import Workspace
 
 AGENT, MESSAGES, CALLS, TASKS = "agent", "messages", "calls", "tasks"
-RESERVED_PARTS = frozenset({AGENT, MESSAGES, CALLS, TASKS, FILES, SESSION_PART})
+MODEL_CALLS = "model_calls"
+RESERVED_PARTS = frozenset({AGENT, MESSAGES, CALLS, MODEL_CALLS, TASKS, FILES, SESSION_PART})
 
 
 @dataclass(eq=False, repr=False)
@@ -48,6 +49,7 @@ class SessionState:
     """The additional parts, by name."""
     messages: Log[Any] = field(default_factory=Log)
     calls: Log[Any] = field(default_factory=Log)
+    model_calls: Log[Any] = field(default_factory=Log)
     tasks: Stateful = field(init=False)
     tools: OpenSession = field(init=False)
     """Runs the tools; the session as `current_session` returns it."""
@@ -67,9 +69,24 @@ class SessionState:
     """Notices for the agent about problems."""
     branches: list[Any] = field(default_factory=list)
     """Open forks in this process; the references prevent garbage collection."""
+    provider: Provider | None = None
+    """The model API of the conversation."""
+    prices: Prices = field(default_factory=dict)
+    """Prices of tokens, by model."""
+    has_model_calls: bool = False
+    """Whether the resumed checkpoint has model calls; other sessions have the part once used."""
+    counted_model_calls: int = 0
+    """The model calls whose tokens are in the metrics of a checkpoint."""
     keeps_directory: bool = True
     """Whether the directory is recorded, and used when the session is resumed."""
     is_open: bool = False
+    is_interrupted: bool = False
+    """Whether a local tool was interrupted, so that the last checkpoint is the last consistent
+    state: the next open finds what the tool has changed since as drift."""
+    has_kept_drift: bool = False
+    """Whether files that had drifted when the session was opened were kept."""
+    after_restore: Callable[[], None] = lambda: None
+    """Called when objects and files were restored from a checkpoint."""
     is_ended: bool = False
     """Whether the last checkpoint of the run was saved."""
     pid: int = field(default_factory=os.getpid)
@@ -129,6 +146,8 @@ class SessionState:
         """Return the live objects to save, by part name."""
         parts: dict[str, Any] = {} if self.agent is None else {AGENT: self.agent}
         parts.update({MESSAGES: self.messages, CALLS: self.calls, TASKS: self.tasks, **self.parts})
+        if self.model_calls or self.has_model_calls:
+            parts[MODEL_CALLS] = self.model_calls
         return parts if self.files is None else {**parts, FILES: self.files}
 
     def draft(self, *, kind: CheckpointKind = Kind.SAVE, **options: Any) -> Draft:
@@ -139,8 +158,9 @@ class SessionState:
         record.ledger = max(record.ledger, self.ledger.seq)
         running = {call.decision.effect.id for call in list(self.running) if call.decision}
         record.under_way = sorted(running.union(list(self.effects.in_progress)))
-        if record.in_flight and kind in (Kind.SAVE, Kind.CLOSE):
-            kind = Kind.IN_FLIGHT
+        if kind in (Kind.SAVE, Kind.CLOSE):
+            kind = Kind.IN_FLIGHT if record.in_flight else kind
+            options["metrics"] = {**self._model_metrics(), **(options.get("metrics") or {})}
         return self.writer.draft(self.live_parts(), kind=kind, **options)
 
     def save(self, **options: Any) -> str:
@@ -153,6 +173,19 @@ class SessionState:
         with self.writer.lock:
             future = self.writer.submit(self.draft(**options))
         return await await_future(future)
+
+    def _model_metrics(self) -> dict[str, float]:
+        """Return tokens, cost and time of the model calls since the last checkpoint."""
+        rows = self.model_calls[self.counted_model_calls :]
+        self.counted_model_calls = len(self.model_calls)
+        totals: dict[str, float] = {}
+        for row in rows:
+            found = {f"{name}_tokens": count for name, count in row.get("tokens", {}).items()}
+            found["model_seconds"] = row["seconds"]
+            found.update({"cost": row["cost"]} if "cost" in row else {})
+            for name, value in found.items():
+                totals[name] = totals.get(name, 0) + value
+        return totals
 
     @contextmanager
     def full_scan(self, full: bool = True) -> Iterator[None]:

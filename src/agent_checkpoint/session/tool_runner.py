@@ -37,6 +37,7 @@ from agent_checkpoint.session.effects.idempotency import effect_identity
 from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.session.tasks import Tasks
 from agent_checkpoint.session.tools.call_arguments import (
+    as_json,
     describe_call,
     describe_error,
     fingerprint,
@@ -65,7 +66,10 @@ class ToolRunner:
 
     def run(self, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a tool. Raises what the tool raises, and CheckpointError if the call is refused."""
-        call = ToolCall(tool, *tool.bind(args, kwargs))
+        return self.run_call(ToolCall(tool, *tool.bind(args, kwargs)))
+
+    def run_call(self, call: ToolCall) -> Any:
+        """Make a call. Raises the same errors as `run`."""
         try:
             self._begin(call)
             result = self._run(call)
@@ -77,9 +81,12 @@ class ToolRunner:
 
     async def arun(self, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a coroutine tool. Raises the same errors as `run`."""
-        call = ToolCall(tool, *tool.bind(args, kwargs))
+        return await self.arun_call(ToolCall(tool, *tool.bind(args, kwargs)))
+
+    async def arun_call(self, call: ToolCall) -> Any:
+        """Make a call of a coroutine tool. Raises the same errors as `run`."""
         try:
-            if tool.is_external or tool.approve:
+            if call.tool.is_external or call.tool.approve:
                 call.is_awaited = True
                 with awaitables_on_this_loop():  # verify= and approve= may await objects of it
                     _, stopped = await run_to_completion(self._begin, call)
@@ -111,6 +118,7 @@ class ToolRunner:
             )
         owner = self._state.owner(tool, request.part) if tool.is_method else None
         call = ToolCall(tool, owner, arguments_of(self._state.ledger, request), request=request)
+        call.call_id = request.call_id
         try:
             self._begin(call)
             return run_if_awaitable(self._arun(call)) if tool.is_async else self._run(call)
@@ -141,7 +149,7 @@ class ToolRunner:
         try:
             self._commit(call, result)
         finally:
-            self._record(call, result=recordable(result))
+            self._record(call, result=result)
         self._save(call)
         return result
 
@@ -171,10 +179,10 @@ class ToolRunner:
             if call.context is not None:
                 _, stopped = await run_to_completion(self._commit, call, result)
         finally:
-            self._record(call, result=recordable(result))
+            self._record(call, result=result)
         if stopped is not None:
             raise stopped
-        if self._is_due():
+        if call.is_saved and self.is_due():
             await self._state.asave(label=call.words)
         return result
 
@@ -280,20 +288,21 @@ class ToolRunner:
             append_request(state.ledger, request_id, call, epoch=state.effects.epoch, at=saved)
         raise Suspended(request_id, title_of(call.tool.name, call.digest))
 
-    def _is_due(self) -> bool:
-        """Return whether to save after this call."""
-        every = self._state.every
+    def is_due(self, saved: int | None = None) -> bool:
+        """Return whether to save after the last call, or after all since the first `saved`."""
+        every, finished = self._state.every, self._state.finished_calls
         if is_nested(self) or every in ("task", "manual"):
             return False
-        return every == "tool" or self._state.finished_calls % int(every) == 0
+        before = finished - 1 if saved is None else saved
+        return every == "tool" or finished // int(every) > before // int(every)
 
     def _save(self, call: ToolCall) -> None:
-        if self._is_due():
+        if call.is_saved and self.is_due():
             self._state.save(label=call.words)
 
     def _replay_result(self, call: ToolCall, decision: Decision) -> Any:
         self._mark_known(decision)
-        self._record(call, result=recordable(decision.result))
+        self._record(call, result=decision.result)
         self._save(call)
         return decision.result
 
@@ -338,7 +347,20 @@ class ToolRunner:
         except CheckpointError as unknown:  # raise the tool's own error
             _add_note(error, str(unknown))
 
+    def record_refused(self, call_id: str, tool: str, arguments: Any, error: str) -> dict[str, Any]:
+        """Record a call of a model that cannot be made; return its row."""
+        row: dict[str, Any] = {"tool": tool, "arguments": recordable(arguments), "error": error}
+        row.update(ts=time.time(), seconds=0.0, call_id=call_id)
+        task = current_task(self) or self._tasks.only_one_in_progress()
+        with self._state.writer.lock:
+            self._state.calls.append(row if task is None else {**row, "task": task})
+            self._state.finished_calls += 1
+        return row
+
     def _record(self, call: ToolCall, **outcome: Any) -> None:
+        if "result" in outcome:
+            result = outcome["result"]
+            outcome["result"] = recordable(result if call.call_id is None else as_json(result))
         row: dict[str, Any] = {
             "tool": call.tool.name,
             "arguments": call.given,
@@ -348,6 +370,8 @@ class ToolRunner:
         }
         if call.task is not None:
             row["task"] = call.task
+        if call.call_id is not None:
+            row["call_id"] = call.call_id
         if call.decision is not None:
             row["effect"] = call.decision.effect.id
             row["replayed"] = call.is_replay
@@ -359,6 +383,7 @@ class ToolRunner:
                 state.record.counts.mark_used(*call.call_number)
             state.running.remove(call)
             state.finished_calls += 1
+        call.row = row
 
 
 def _add_note(error: BaseException, note: str) -> None:

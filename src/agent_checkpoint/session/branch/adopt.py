@@ -139,6 +139,7 @@ class Adoption(Rollback):
             gone=list(dict.fromkeys([*current.gone, *fork_record.gone])),
             pending=[],
             under_way=[],
+            batches=list(fork_record.batches),
             in_flight=[],
             drift=[],
         )

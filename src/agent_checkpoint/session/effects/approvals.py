@@ -219,6 +219,7 @@ def append_request(
         part=call.part,
         expires=None if tool.expires is None else time.time() + tool.expires,
         words=describe_call(tool.name, call.arguments),
+        **call.members,
     )
 
 

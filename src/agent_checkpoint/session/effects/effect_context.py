@@ -70,6 +70,12 @@ class ToolCall:
     began: float = 0.0
     given: Any = None
     """The arguments as recorded before the call: the tool may modify them."""
+    call_id: str | None = None
+    """The id of the call in the model's message, if `run_tools` runs it."""
+    is_saved: bool = True
+    """Whether a checkpoint follows the call, as `every` says."""
+    row: dict[str, Any] | None = None
+    """The row in the list of calls, once the call has ended."""
 
     @property
     def words(self) -> str:
@@ -77,6 +83,11 @@ class ToolCall:
         if self.decision is not None and self.is_replay:
             return self.decision.effect.words
         return describe_call(self.tool.name, self.given)
+
+    @property
+    def members(self) -> dict[str, Any]:
+        """The optional members of the call's ledger records."""
+        return {} if self.call_id is None else {"call_id": self.call_id}
 
     @property
     def is_replay(self) -> bool:

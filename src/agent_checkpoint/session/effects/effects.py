@@ -125,6 +125,7 @@ class Effects:
                 words=describe_call(tool.name, call.arguments),
                 generation=sum(effect.status == UNDONE for effect in earlier),
                 request=None if request is None else request.id,
+                **call.members,
             )
         except BaseException as error:
             self.in_progress.pop(effect_id, None)

@@ -283,6 +283,8 @@ class _WorkerTrials:
             "key": trial.key,
             "point": forking.checkpoint.id,
             "every": state.every,
+            "provider": state.provider,
+            "prices": {name: dict(price) for name, price in state.prices.items()},
             "effects": forking.effects,
             "makes_agent": forking.new_agent is not None,
             "fmt": state.manager.fmt,

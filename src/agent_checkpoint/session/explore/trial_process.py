@@ -67,6 +67,8 @@ def _run(spec: dict[str, Any], private: Path, began: float) -> dict[str, Any]:
             parts=parts,
             workspace=workspace,
             every=spec["every"],
+            provider=spec["provider"],
+            prices=spec["prices"],
             effects=spec["effects"],
         )
         ready = time.monotonic() - began

@@ -41,7 +41,7 @@ from agent_checkpoint.session.session_record import (
     is_foreign,
     read_session_record,
 )
-from agent_checkpoint.session.session_state import SessionState
+from agent_checkpoint.session.session_state import MODEL_CALLS, SessionState
 from agent_checkpoint.session.tools.call_arguments import describe_error
 from agent_checkpoint.session.workspace_part import without_paths
 from agent_checkpoint.store.ledger.ledger_state import UNDONE, Effect
@@ -265,6 +265,8 @@ class Rollback:
             safety,
             Decision(parents, lambda _: state.writer.write(self._draft(new_record), parents)),
         )
+        if self._all_parts and MODEL_CALLS not in self._target.parts:
+            state.model_calls.truncate(0)  # the target is older than the first call
         self._complete(new_record)
 
     def _complete(self, record: SessionRecord) -> None:
@@ -276,6 +278,8 @@ class Rollback:
         self.report.id = state.writer.head_id
         effects = state.ledger.state.effects
         self.report.notices = self._notices(effects[name] for name in record.standing)
+        state.counted_model_calls = len(state.model_calls)
+        state.after_restore()
 
     def _abort(self, safety: Checkpoint, error: BaseException) -> None:
         """Return the session to the safety checkpoint, so that no change is half-applied."""
@@ -307,6 +311,7 @@ class Rollback:
             gone=[effect.id for effect in self.report.gone] if rewinds else current.gone,
             pending=[] if self._voids else list(current.pending),
             under_way=[],
+            batches=list((target_record if rewinds else current).batches),
             in_flight=[],
             drift=[],
             keep_unseen=self._keep_unseen or None,
@@ -336,7 +341,7 @@ class Rollback:
 
     def _restore_parts(self, safety: Checkpoint, decision: Decision | None) -> None:
         state, target = self._state, self._target
-        live = state.live_parts()
+        live = {**state.live_parts(), MODEL_CALLS: state.model_calls}
         targets = {name: live[name] for name in self._names if name in live}
         if FILES in targets:  # first: most likely to fail
             targets = {FILES: targets.pop(FILES), **targets}
@@ -372,7 +377,7 @@ class Rollback:
                 files.workspace.restore(tree)
 
     def _revert_objects(self, safety: Checkpoint) -> None:
-        live = self._state.live_parts()
+        live = {**self._state.live_parts(), MODEL_CALLS: self._state.model_calls}
         chosen = [name for name in self._names if name in live and name != FILES]
         targets = {name: live[name] for name in chosen if name in safety.parts}
         restore_parts(safety.parts, targets, reader=self._store.reader(safety))

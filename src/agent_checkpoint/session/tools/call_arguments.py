@@ -15,6 +15,7 @@ from agent_checkpoint.core.stateful import is_stateful, is_stateful_part
 from agent_checkpoint.errors import InvalidInputError, StateError
 from agent_checkpoint.records import JsonValue, safe_repr, short_repr
 from agent_checkpoint.store.objects.splitting import inline_tree
+from agent_checkpoint.transcripts.fields import plain
 
 _MAX_DESCRIPTION = 120
 _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
@@ -45,6 +46,14 @@ def recordable(value: Any, depth: int = 0) -> Any:
     if can_be_kept:
         return copy
     return f"<{type(value).__name__}: {safe_repr(value)[:200]}>"
+
+
+def as_json(value: Any) -> Any:
+    """Return a result as a model is told it: objects with fields become dicts."""
+    try:
+        return plain(value, defaults=True)
+    except Exception:  # user classes may raise anything
+        return value
 
 
 def encode_for_ledger(value: Any, what: str) -> JsonValue:

@@ -182,9 +182,9 @@ def tool(
         signature = _signature_of(function)
         parameters = dict(signature.parameters)
         first = next(iter(parameters), None)
-        full_name = getattr(function, "__qualname__", type(function).__qualname__)
+        full_name = default_name(function)
         spec = Tool(
-            name=name or full_name.rpartition("<locals>.")[2],
+            name=name or full_name,
             module=getattr(function, "__module__", None) or "",
             function=function,
             kind=effect,
@@ -197,13 +197,46 @@ def tool(
             signature=signature.replace(
                 parameters=[item for item in parameters.values() if item.name != EFFECT_PARAMETER]
             ),
-            is_method=first in OWNER_NAMES and "." in full_name,
+            is_method=first in OWNER_NAMES and "." in _qualified_name(function),
             takes_effect=EFFECT_PARAMETER in parameters,
         )
         _TOOLS[spec.name, spec.module] = spec
         return _session_wrapper(spec)
 
     return decorate if function is None else decorate(function)
+
+
+def local_tool(function: Callable[..., Any], name: str) -> Tool:
+    """Return the declaration of a function without `@tool`: a local tool, not registered.
+
+    Raises:
+        InvalidInputError: the signature of the function is unknown.
+    """
+    signature = _signature_of(function)
+    return Tool(
+        name=name,
+        module=getattr(function, "__module__", None) or "",
+        function=function,
+        kind="local",
+        key=None,
+        verify=None,
+        undo=None,
+        approve=False,
+        expires=None,
+        parameters=tuple(signature.parameters.values()),
+        signature=signature,
+        is_method=False,
+        takes_effect=False,
+    )
+
+
+def default_name(function: Callable[..., Any]) -> str:
+    """Return the name that a tool has in checkpoints if it is declared without `name=`."""
+    return _qualified_name(function).rpartition("<locals>.")[2]
+
+
+def _qualified_name(function: Any) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def _session_wrapper(spec: Tool) -> Any:

@@ -71,6 +71,8 @@ class Effect(_Call):
     """How many effects with this identity were compensated before."""
     part: str | None = None
     """The part of the session whose method the tool is; None if the tool is not a method."""
+    call_id: str | None = None
+    """The id of the call in the model's message, if the session ran it from there."""
     is_late: bool = False
     """Whether `committed` was recorded after the effect had been recorded as failed."""
 
@@ -95,6 +97,7 @@ class ApprovalRequest(_Call):
     reason: str | None = None
     """The reason why the request was denied, is void, or is unreadable."""
     part: str | None = None
+    call_id: str | None = None
 
     def __repr__(self) -> str:
         return f"<ApprovalRequest {self.id}: {self.title}, {self.status}>"
@@ -281,7 +284,8 @@ _PURGED = "its arguments were purged"
 
 def _call(seq: int, record: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that `Effect` and `ApprovalRequest` have in common."""
-    names = ("session", "tool", "module", "identity", "digest", "at", "words", "task", "part")
+    texts = ("session", "tool", "module", "identity", "digest", "at", "words")
+    names = (*texts, "task", "part", "call_id")
     members = {name: record.get(name) for name in names}
     return {**members, "seq": seq, "ts": record["ts_ns"] / 1e9, "parts": dict(record["parts"])}
 

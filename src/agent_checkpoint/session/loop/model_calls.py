@@ -1,0 +1,210 @@
+"""Calls a model through the user's function, and records the calls of one agent.
+
+A row holds what is new in the request since the row before, so that a conversation is stored once
+and not once per call. Headers and clients are not recorded.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from agent_checkpoint.core.log import Log
+from agent_checkpoint.errors import InvalidInputError, NotFoundError
+from agent_checkpoint.session.current_session import current_task
+from agent_checkpoint.session.loop.request_prefix import compare, json_text
+from agent_checkpoint.session.loop.usage import cost_of, tokens_in
+from agent_checkpoint.session.session_state import SessionState
+from agent_checkpoint.transcripts.fields import get, plain
+
+_NOT_RECORDED = frozenset(
+    {"extra_headers", "headers", "api_key", "client", "http_client", "http_options", "extra_query"}
+)
+_STREAM = (
+    "send returned a stream, which is not a reply yet. Pass a function that reads the stream and "
+    "returns the final message."
+)
+
+
+class ModelCalls:
+    """Makes and records the model calls of one agent."""
+
+    def __init__(self, state: SessionState) -> None:
+        self._state = state
+        self._last: tuple[tuple[int, float], dict[str, Any]] | None = None
+        """The last row, by number and time, and its whole request."""
+
+    def call(self, send: Callable[..., Any], request: Mapping[str, Any]) -> Any:
+        """Call the model; see `Session.model`."""
+        with self._recorded(request) as row:
+            reply = send(**_for_client(request))
+            if inspect.isawaitable(reply):
+                if inspect.iscoroutine(reply):
+                    reply.close()
+                raise InvalidInputError("send is a coroutine function: use await session.amodel().")
+            row["reply"] = _reply_json(reply)
+        return reply
+
+    async def acall(self, send: Callable[..., Any], request: Mapping[str, Any]) -> Any:
+        """Call the model from asyncio; see `Session.amodel`."""
+        with self._recorded(request) as row:
+            reply = send(**_for_client(request))
+            if inspect.isawaitable(reply):
+                reply = await reply
+            row["reply"] = _reply_json(reply)
+        return reply
+
+    def request(self, index: int) -> dict[str, Any]:
+        """Return the whole request of a row.
+
+        Raises:
+            NotFoundError: there is no such row.
+        """
+        rows = self._state.model_calls
+        if not -len(rows) <= index < len(rows):
+            raise NotFoundError(f"There is no model call {index}; {len(rows)} are recorded.")
+        request: dict[str, Any] = {}
+        for row in rows[: index % len(rows) + 1]:
+            request = _restored(request, row)
+        return json.loads(json_text(plain(request)))  # type: ignore[no-any-return]
+
+    @contextmanager
+    def _recorded(self, request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Record a call when it ends, also by an error."""
+        self._state.check_open()
+        sent = _request_json(request)
+        row: dict[str, Any] = {}
+        began, clock = time.time(), time.monotonic()
+        try:
+            yield row
+        except Exception as error:
+            status = get(error, "status_code", "status", "code")
+            row["error"] = {"type": type(error).__name__}
+            if isinstance(status, (int, str)):
+                row["error"]["status"] = status
+            raise
+        finally:
+            if row:
+                self._record(sent, row, began, time.monotonic() - clock)
+
+    def _record(
+        self, sent: dict[str, Any], outcome: dict[str, Any], began: float, seconds: float
+    ) -> None:
+        state = self._state
+        reply = outcome.get("reply")
+        names = [sent.get("model"), get(reply, "model", "model_version", "modelVersion")]
+        row: dict[str, Any] = {"model": next((name for name in names if name), None)}
+        tokens = tokens_in(reply)
+        if tokens is not None:
+            row["tokens"] = tokens
+            prices = state.prices
+            price = next((prices[name] for name in names if name in prices), None)
+            if price is not None:
+                row["cost"] = cost_of(tokens, price)
+        with state.writer.lock:
+            before = self._last_request()
+            new, kept = _delta(before or {}, sent)
+            row.update(prefix=dict(compare(before, sent)._asdict()), request=new, kept=kept)
+            row.update(outcome, ts=began, seconds=round(seconds, 6))
+            task = current_task(state.tools)
+            state.model_calls.append(row if task is None else {**row, "task": task})
+            self._last = (len(state.model_calls), began), sent
+
+    def _last_request(self) -> dict[str, Any] | None:
+        """Return the last request of this history; None before the first."""
+        rows = self._state.model_calls
+        if not rows:
+            return None
+        place = len(rows), rows[-1]["ts"]
+        if self._last is None or self._last[0] != place:  # resumed, rolled back or forked
+            self._last = place, self.request(-1)
+        return self._last[1]
+
+
+def _for_client(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the request with logs as lists, which client libraries accept."""
+    return {
+        name: plain(value) if isinstance(value, Log) else value for name, value in request.items()
+    }
+
+
+def _request_json(request: Mapping[str, Any]) -> dict[str, Any]:
+    recorded = {name: value for name, value in request.items() if name not in _NOT_RECORDED}
+    values = _as_json(recorded)
+    if isinstance(values.get("config"), dict):
+        values["config"] = {
+            name: value for name, value in values["config"].items() if name not in _NOT_RECORDED
+        }
+    return values  # type: ignore[no-any-return]
+
+
+def _reply_json(reply: Any) -> Any:
+    """Return a reply as JSON.
+
+    Raises:
+        InvalidInputError: it is a stream.
+    """
+    is_model = hasattr(reply, "model_dump")
+    if not is_model and any(
+        hasattr(reply, name) for name in ("__next__", "__anext__", "__enter__")
+    ):
+        raise InvalidInputError(_STREAM)
+    return _as_json(reply)
+
+
+def _as_json(value: Any) -> Any:
+    try:
+        return json.loads(json.dumps(plain(value), default=_described))
+    except (TypeError, ValueError, RecursionError):
+        return _described(value)
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, SimpleNamespace):
+        return plain(vars(value))
+    return f"<{value.__name__ if isinstance(value, type) else type(value).__name__}>"
+
+
+def _delta(
+    before: Mapping[str, Any], now: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what is new in a request, and how much of each value is kept from the one before.
+
+    A value is kept as a whole (True), or the first items of a list.
+    """
+    new: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
+    for name, value in now.items():
+        old = before.get(name)
+        if isinstance(value, list) and isinstance(old, list):
+            same = 0
+            while same < min(len(old), len(value)) and _is_same(old[same], value[same]):
+                same += 1
+            if same:
+                kept[name] = True if same == len(old) == len(value) else same
+            if kept.get(name) is not True:
+                new[name] = value[same:]
+        elif name in before and _is_same(old, value):
+            kept[name] = True
+        else:
+            new[name] = value
+    return new, kept
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or json_text(one) == json_text(other)
+
+
+def _restored(before: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the whole request of a row, from the request before."""
+    new, kept = row["request"], row["kept"]
+    request = {
+        name: before[name] if part is True else [*before[name][:part], *new.get(name, ())]
+        for name, part in kept.items()
+    }
+    return {**request, **{name: value for name, value in new.items() if name not in kept}}

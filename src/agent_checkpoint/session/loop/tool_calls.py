@@ -1,0 +1,522 @@
+"""Runs the tool calls of a model's message, each once, and appends the results.
+
+The calls of one message are a batch. The session record holds the batch until its results are in
+the conversation, so that a resumed session finds the calls that have ended by their ids. Ids are
+compared within a batch only: some servers repeat them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from agent_checkpoint.backends.os_support.os_fork import block_forks
+from agent_checkpoint.errors import (
+    ApprovalDeniedError,
+    EffectError,
+    EffectUnknownError,
+    InvalidInputError,
+    Suspended,
+)
+from agent_checkpoint.manager.async_verbs import run_to_completion
+from agent_checkpoint.options import Provider
+from agent_checkpoint.records import short_repr
+from agent_checkpoint.session.current_session import as_current, is_nested
+from agent_checkpoint.session.effects.effect_context import ToolCall
+from agent_checkpoint.session.loop.toolbox import BoundTool, Tools, toolbox
+from agent_checkpoint.session.session_state import SessionState
+from agent_checkpoint.session.tool_runner import ToolRunner
+from agent_checkpoint.session.tools.call_arguments import as_json, describe_error, recordable
+from agent_checkpoint.session.tools.invoke import run_if_awaitable
+from agent_checkpoint.store.ledger.ledger_state import COMMITTED, FAILED, UNDONE, Effect
+from agent_checkpoint.transcripts import dialect_for, repair
+from agent_checkpoint.transcripts.dialect import Dialect
+from agent_checkpoint.transcripts.draft import Block
+from agent_checkpoint.transcripts.fields import plain
+from agent_checkpoint.transcripts.last_turn import LastTurn
+from agent_checkpoint.transcripts.mending import answer_for
+from agent_checkpoint.transcripts.report import CallOutcome
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import Future
+
+_MAX_WORKERS = 32
+_IN_DOUBT = "Do not assume that it took effect, nor that it did not: check first."
+_BLOCKED = f"{_IN_DOUBT} The same call is not made again until a person has recorded the outcome."
+_COMPENSATED = "The call took effect, and the effect was compensated since."
+
+
+class _Batch(NamedTuple):
+    """The calls of one message, as a row of the session record without the name of the agent."""
+
+    first_call: int
+    """How many rows the list of calls had before."""
+    ledger: int
+    """The last ledger record before."""
+    digest: str
+    """A hash of the calls."""
+    ids: list[str]
+
+
+class _Call(NamedTuple):
+    """A call to make."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+    found: BoundTool
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a person is asked first."""
+        return self.found.tool.approve is not False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the call changes state and files: no checkpoint may be taken meanwhile."""
+        return self.found.tool.kind == "local"
+
+
+class _Run:
+    """One run over the calls of a message."""
+
+    def __init__(self, turn: LastTurn, calls: dict[str, Block]) -> None:
+        self.turn = turn
+        self.calls = calls
+        self.to_make: list[_Call] = []
+        self.outcomes: dict[str, CallOutcome] = {}
+        self.suspended: Suspended | None = None
+        self.label: str | None = None
+        """The label of the checkpoint to save before the first call; None if there is none."""
+
+
+class _Schedule:
+    """The order of parallel calls, and when to save between them."""
+
+    def __init__(self, calls: list[_Call], state: SessionState, runner: ToolRunner) -> None:
+        self.asked = [call for call in calls if call.is_asked]
+        """The calls that wait for a person, who is asked before other calls run: the session is
+        saved with the question."""
+        self._others = [call for call in calls if not call.is_asked]
+        self._state, self._runner = state, runner
+        self._saved = state.finished_calls
+
+    @property
+    def has_more(self) -> bool:
+        """Whether calls are left to begin."""
+        return bool(self._others)
+
+    def take(self, n: int) -> list[_Call]:
+        """Return the next `n` calls to begin."""
+        taken, self._others = self._others[:n], self._others[n:]
+        return taken
+
+    def is_due(self, running: Iterable[_Call]) -> bool:
+        """Return whether to save now, while these calls are running."""
+        if any(call.is_local for call in running) or not self._runner.is_due(self._saved):
+            return False
+        self._saved = self._state.finished_calls
+        return True
+
+
+class ToolCalls:
+    """Runs the tool calls of the messages of one agent."""
+
+    def __init__(self, state: SessionState, runner: ToolRunner, *, agent_name: str = "") -> None:
+        """Run calls in a session; a sub-agent has another name than its session's agent."""
+        self._state = state
+        self._runner = runner
+        self._agent_name = agent_name
+        self._is_running = False
+        self._last_message: Any = None
+        self._unfinished: set[str] = set()
+        """Calls that began in this process and have not ended: they were interrupted."""
+
+    # -- run -------------------------------------------------------------------------------------
+
+    def run(
+        self, message: Any, tools: Tools, provider: Provider | None, parallel: bool | int
+    ) -> list[Any]:
+        """Run the calls of a message; see `Session.run_tools`."""
+        with self._running():
+            _check_parallel(parallel)
+            run = self._begin(message, tools, provider)
+            if run.label is not None:
+                self._state.save(label=run.label)
+            if parallel is not False and len(run.to_make) > 1:
+                self._run_parallel(run, _workers(parallel))
+            else:
+                for call in run.to_make:
+                    self._run_one(run, call)
+            return self._end(run)
+
+    async def arun(
+        self, message: Any, tools: Tools, provider: Provider | None, parallel: bool | int
+    ) -> list[Any]:
+        """Run the calls of a message from asyncio; see `Session.arun_tools`."""
+        with self._running():
+            _check_parallel(parallel)
+            run = self._begin(message, tools, provider)
+            if run.label is not None:
+                await self._state.asave(label=run.label)
+            if parallel is not False and len(run.to_make) > 1:
+                await self._arun_parallel(run, _workers(parallel))
+            else:
+                for call in run.to_make:
+                    await self._arun_one(run, call)
+            return self._end(run)
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        self._state.check_open()
+        if self._is_running:
+            raise InvalidInputError(
+                "run_tools is already running in this session. A tool with a loop of its own needs "
+                "a session of its own."
+            )
+        self._is_running, self._state.is_interrupted = True, False
+        try:
+            with as_current(self._runner):
+                yield
+        except BaseException as error:
+            is_stopped = not isinstance(error, (Exception, Suspended))
+            self._state.is_interrupted = is_stopped and bool(self._unfinished)
+            raise
+        finally:
+            self._is_running = False
+
+    def _begin(self, message: Any, tools: Tools, provider: Provider | None) -> _Run:
+        """Append the message if it is new, and find the calls to make."""
+        name = provider or self._state.provider
+        if name is None:
+            raise InvalidInputError(
+                'run_tools needs a provider, such as provider="anthropic", here or in Session(…).'
+            )
+        dialect, known = dialect_for(name), toolbox(tools)
+        is_new = self._append(message, dialect)
+        turn = LastTurn(self._state.messages, dialect)
+        open_calls = turn.open_calls
+        batch, is_new_batch = self._open_batch(turn.calls if open_calls else [], is_new)
+        numbered = zip(batch.ids, turn.calls)
+        run = _Run(turn, {call_id: block for call_id, block in numbered if block in open_calls})
+        rows = self._rows(batch)
+        for call_id, block in run.calls.items():
+            if call_id in rows:
+                run.outcomes[call_id] = self._recorded(rows[call_id])
+            else:
+                self._prepare(run, call_id, block, dialect, known)
+        # The model's decision is durable before it takes effect.
+        every_call = self._state.every == "tool" and not is_nested(self._runner)
+        if every_call and (is_new or (is_new_batch and run.calls)):
+            names = ", ".join(str(block.name) for block in run.calls.values())
+            run.label = f"reply: {names}"[:120] if names else "reply"
+        return run
+
+    def _append(self, message: Any, dialect: Dialect) -> bool:
+        """Append a message of the model unless the conversation ends with it."""
+        messages = self._state.messages
+        is_same, self._last_message = message is self._last_message, message
+        reply = [] if message is messages else dialect.reply(message)
+        turn = LastTurn(messages, dialect)
+        # Without ids of its own, a reply may repeat a turn that has its results.
+        if not reply or ((is_same or not turn.results) and turn.ends_with(reply)):
+            return False
+        if reply == [plain(one) for one in messages[-len(reply) :]]:  # the user's, or all of it
+            return False
+        if any(dialect.read(one, 0).role not in ("model", "call") for one in reply):
+            raise InvalidInputError(
+                "run_tools takes a message of the model, or session.messages for the calls at the "
+                "end of the conversation."
+            )
+        messages.extend(reply)
+        return True
+
+    def _prepare(
+        self,
+        run: _Run,
+        call_id: str,
+        block: Block,
+        dialect: Dialect,
+        known: Mapping[str, BoundTool],
+    ) -> None:
+        """Add a call to those to make, or its error to the outcomes."""
+        name, error = str(block.name), None
+        arguments: Any = {}
+        try:
+            arguments = dialect.arguments(block)
+            if not isinstance(arguments, dict):
+                error = "The arguments are not an object."
+        except ValueError as invalid:
+            error = f"The arguments cannot be decoded: {invalid}."
+        if name not in known:
+            names = ", ".join(known) or "none"
+            error = f"There is no tool {short_repr(name)}. The tools are: {names}."
+        elif call_id in self._unfinished and known[name].tool.kind == "local":
+            error = f"The call was interrupted. Its outcome is unknown. {_IN_DOUBT}"
+        self._unfinished.discard(call_id)
+        if error is None:
+            run.to_make.append(_Call(call_id, name, arguments, known[name]))
+        else:
+            self._refuse(run, call_id, name, arguments, error)
+
+    def _end(self, run: _Run) -> list[Any]:
+        """Append the results, and close the batch."""
+        if run.suspended is not None:
+            raise run.suspended
+        answers = [
+            (block, answer_for(run.outcomes[call_id])) for call_id, block in run.calls.items()
+        ]
+        messages = run.turn.result_messages(answers)
+        self._state.messages.extend(messages)
+        self._set_batch(None)
+        return messages
+
+    # -- one call --------------------------------------------------------------------------------
+
+    def _run_one(self, run: _Run, call: _Call, *, is_saved: bool = True) -> None:
+        """Make a call. What the tool raises is the outcome of the call."""
+        with self._outcome(run, call, is_saved) as made:
+            if made is not None and made.tool.is_async:
+                run_if_awaitable(self._runner.arun_call(made))
+            elif made is not None:
+                self._runner.run_call(made)
+
+    async def _arun_one(self, run: _Run, call: _Call, *, is_saved: bool = True) -> None:
+        """Make a call from asyncio; a function runs in a thread if other calls run meanwhile."""
+        with self._outcome(run, call, is_saved) as made:
+            if made is not None and made.tool.is_async:
+                await self._runner.arun_call(made)
+            elif made is not None and is_saved:
+                self._runner.run_call(made)
+            elif made is not None:
+                _, stopped = await run_to_completion(self._runner.run_call, made)
+                if stopped is not None:
+                    raise stopped
+
+    @contextmanager
+    def _outcome(self, run: _Run, call: _Call, is_saved: bool) -> Iterator[ToolCall | None]:
+        """Yield the call to make; set its outcome from its row, or from what is raised.
+
+        A call that the tool has ended has a row. Without one, the session has refused the call.
+        """
+        tool, owner = call.found
+        try:
+            bound = tool.bind(owner, call.arguments)
+        except TypeError as error:
+            self._refuse(run, call.id, call.name, call.arguments, f"Invalid arguments: {error}.")
+            yield None
+            return
+        made = ToolCall(tool, *bound, call_id=call.id, is_saved=is_saved)
+        self._unfinished.add(call.id)
+        try:
+            yield made
+        except Suspended as suspended:
+            run.suspended = run.suspended or suspended
+        except Exception as error:
+            self._unfinished.discard(call.id)
+            if made.row is None and isinstance(error, EffectUnknownError):
+                # Not recorded: a person may record the outcome at any time. The hint is for people.
+                text = f"{error.with_hint()} {_BLOCKED}"
+                run.outcomes[call.id] = CallOutcome("done", text, call.name, is_error=True)
+            elif made.row is None and isinstance(error, (EffectError, InvalidInputError)):
+                self._refuse(run, call.id, call.name, call.arguments, describe_error(error))
+                if isinstance(error, ApprovalDeniedError) and self._runner.is_due():
+                    self._state.save(label=f"denied: {call.name}")  # the answer is used up
+            elif made.row is None or "error" not in made.row:  # the session failed, not the tool
+                raise
+        self._unfinished.discard(call.id)
+        if made.row is not None:
+            run.outcomes[call.id] = self._recorded(made.row)
+
+    def _refuse(self, run: _Run, call_id: str, name: str, arguments: Any, error: str) -> None:
+        row = self._runner.record_refused(call_id, name, arguments, error)
+        run.outcomes[call_id] = self._recorded(row)
+
+    # -- in parallel -----------------------------------------------------------------------------
+
+    # A checkpoint while a local call is running would hold a part of its changes, and the call
+    # would be made again on top of them. So checkpoints are taken between calls, on this thread.
+
+    def _run_parallel(self, run: _Run, workers: int) -> None:
+        with block_forks():
+            from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+
+        left = _Schedule(run.to_make, self._state, self._runner)
+        for call in left.asked:
+            self._run_one(run, call)
+        running: dict[Future[None], _Call] = {}
+        with ThreadPoolExecutor(workers) as pool:
+            while left.has_more or running:
+                for call in left.take(workers - len(running)):
+                    make = partial(self._run_one, run, call, is_saved=False)
+                    running[pool.submit(copy_context().run, make)] = call
+                done = wait(running, return_when=FIRST_COMPLETED).done
+                ended = [running.pop(future) for future in done]
+                for future in done:
+                    future.result()
+                if left.is_due(running.values()):
+                    self._state.save(label=_names(ended))
+
+    async def _arun_parallel(self, run: _Run, workers: int) -> None:
+        with block_forks():
+            import asyncio
+
+        left = _Schedule(run.to_make, self._state, self._runner)
+        for call in left.asked:
+            await self._arun_one(run, call)
+        running: dict[asyncio.Future[None], _Call] = {}
+        try:
+            while left.has_more or running:
+                for call in left.take(workers - len(running)):
+                    make = self._arun_one(run, call, is_saved=False)
+                    running[asyncio.ensure_future(make)] = call
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                ended = [running.pop(task) for task in done]
+                for task in done:
+                    task.result()
+                if left.is_due(running.values()):
+                    await self._state.asave(label=_names(ended))
+        finally:
+            for task in running:
+                task.cancel()
+            if running:
+                await asyncio.wait(running)
+
+    # -- outcomes --------------------------------------------------------------------------------
+
+    def call_outcome(self, call_id: str) -> CallOutcome | None:
+        """Return what is known of a call without a result in the conversation; None if nothing.
+
+        Only calls that `run_tools` has taken on are known. Raises StorageError.
+        """
+        state, batch = self._state, self._batch()
+        if batch is None or call_id not in batch.ids:
+            return None
+        row = self._rows(batch).get(call_id)
+        if row is not None:
+            return self._recorded(row)
+        state.ledger.refresh()
+        effect = self._effect(batch, call_id)
+        if effect is not None:
+            return self._effect_outcome(effect)
+        running = any(call.call_id == call_id for call in list(state.running))
+        # What a local tool has done without its outcome is in the files, if they were kept.
+        if running or call_id in self._unfinished or state.has_kept_drift:
+            return CallOutcome("unknown")
+        return CallOutcome("not-done")
+
+    def repair_messages(self) -> None:
+        """Repair the conversation, but for calls at its end, which `run_tools` runs."""
+        if self._state.provider is None:
+            return
+        messages = self._state.messages
+        try:
+            repaired = repair(messages, provider=self._state.provider, session=self, keep_open=True)
+        except InvalidInputError as error:
+            self._state.add_notice(f"The conversation was not checked: {error}")
+            return
+        if not repaired.changes:
+            return
+        pairs = zip(messages, repaired)
+        same = next((n for n, (old, new) in enumerate(pairs) if old is not new), len(messages))
+        messages.truncate(min(same, len(repaired)))
+        messages.extend(repaired[len(messages) :])
+        for change in repaired.changes:
+            self._state.add_notice(f"The conversation was repaired: {change}")
+
+    def after_restore(self) -> None:
+        """Continue from a restored checkpoint: nothing is interrupted, the conversation is valid.
+
+        Raises StorageError.
+        """
+        self._unfinished.clear()
+        self._state.is_interrupted = False
+        self.repair_messages()
+
+    def _recorded(self, row: Mapping[str, Any]) -> CallOutcome:
+        """Return the outcome of a call that has ended."""
+        tool = row.get("tool")
+        if "error" not in row:
+            return CallOutcome("done", row.get("result"), tool)
+        effect = self._state.ledger.state.effects.get(str(row.get("effect")))
+        if effect is not None and effect.status == COMMITTED:  # verified, or recorded by a person
+            return self._effect_outcome(effect)
+        text = str(row["error"])
+        if effect is not None and effect.status not in (FAILED, UNDONE):
+            text += f" The outcome is unknown. {_BLOCKED}"
+        return CallOutcome("done", text, tool, is_error=True)
+
+    def _effect_outcome(self, effect: Effect) -> CallOutcome:
+        if effect.status == COMMITTED:
+            try:
+                result = self._state.effects.outcomes.result(effect)
+            except EffectError as error:
+                return CallOutcome("done", str(error), effect.tool)
+            return CallOutcome("done", recordable(as_json(result)), effect.tool)
+        if effect.status == UNDONE:
+            return CallOutcome("done", _COMPENSATED, effect.tool, is_error=True)
+        return CallOutcome("not-done" if effect.status == FAILED else "unknown", None, effect.tool)
+
+    def _effect(self, batch: _Batch, call_id: str) -> Effect | None:
+        """Return the effect that a call of the batch started."""
+        found = [
+            effect
+            for effect in self._state.ledger.all_effects()
+            if effect.call_id == call_id
+            and effect.seq > batch.ledger
+            and self._state.effects.is_ours(effect)
+        ]
+        return found[-1] if found else None
+
+    # -- the batch -------------------------------------------------------------------------------
+
+    def _open_batch(self, calls: list[Block], is_new: bool) -> tuple[_Batch, bool]:
+        """Return the batch of these calls, and whether it is a new one."""
+        state, known = self._state, self._batch()
+        ids: list[str] = []
+        for number, block in enumerate(calls):  # some servers give no ids, or the same twice
+            is_unique = isinstance(block.id, str) and bool(block.id) and block.id not in ids
+            ids.append(str(block.id) if is_unique else f"#{number}")
+        sources = [[block.id, block.name, plain(block.source)] for block in calls]
+        digest = hashlib.sha256(json.dumps(sources, default=str).encode()).hexdigest()[:32]
+        if known is not None and known.digest == digest and not is_new:
+            return known, False
+        batch = _Batch(len(state.calls), state.ledger.seq, digest, ids)
+        self._set_batch(batch if calls else None)
+        return batch, True
+
+    def _batch(self) -> _Batch | None:
+        rows = self._state.record.batches
+        return next((_Batch(*row[1:]) for row in rows if row[0] == self._agent_name), None)
+
+    def _set_batch(self, batch: _Batch | None) -> None:
+        record = self._state.record
+        others = [row for row in record.batches if row[0] != self._agent_name]
+        record.batches = others if batch is None else [*others, [self._agent_name, *batch]]
+
+    def _rows(self, batch: _Batch) -> dict[str, Mapping[str, Any]]:
+        """Return the rows of the batch's calls that have ended, by call id."""
+        rows = self._state.calls[batch.first_call :]
+        return {row["call_id"]: row for row in rows if "call_id" in row}
+
+
+def _check_parallel(parallel: bool | int) -> None:
+    """Check an option. Raises InvalidInputError if it is not a bool or a positive number."""
+    if not isinstance(parallel, int) or (parallel is not False and parallel < 1):
+        raise InvalidInputError(
+            f"parallel must be True, False or a number of workers, not {short_repr(parallel)}."
+        )
+
+
+def _workers(parallel: bool | int) -> int:
+    return _MAX_WORKERS if parallel is True else int(parallel)
+
+
+def _names(calls: Iterable[_Call]) -> str:
+    return ", ".join(call.name for call in calls)[:120]

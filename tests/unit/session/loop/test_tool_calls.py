@@ -1,0 +1,738 @@
+"""run_tools: the calls of a model's message are made once each, and their results appended."""
+
+import asyncio
+import threading
+from dataclasses import dataclass
+
+import pytest
+
+from agent_checkpoint import Session, Suspended, tool, transcripts
+from agent_checkpoint.errors import ConflictError, InvalidInputError
+from tests.unit.session.loop.replies import PROVIDERS, USER, reply, results, text_reply
+from tests.unit.session.stores import Killed, killed
+
+_mails = []
+_made = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_made():
+    _mails.clear()
+    _made.clear()
+
+
+def double(n):
+    _made.append(n)
+    return 2 * n
+
+
+def fails(n):
+    _made.append(n)
+    raise ValueError(f"no {n}")
+
+
+async def adouble(n):
+    await asyncio.sleep(0)
+    return double(n)
+
+
+@tool(effect="irreversible")
+def send_mail(to):
+    _mails.append(to)
+    return f"mail {len(_mails)}"
+
+
+@tool(effect="irreversible", key=lambda order: order)
+def publish(order):
+    _mails.append(order)
+    if order == "killed":
+        raise Killed
+    return {"published": order}
+
+
+@tool(effect="irreversible", approve=True)
+def deploy(version):
+    _mails.append(version)
+    return f"deployed {version}"
+
+
+@tool(approve=True)
+def delete(path):
+    _made.append(path)
+    return "deleted"
+
+
+TOOLS = [double, fails, send_mail, publish, deploy, delete]
+A = "anthropic"
+
+
+def session_with(api, message, store, **options):
+    session = Session("job", store=store, **options)
+    session.messages.extend([USER[api], *(message if isinstance(message, list) else [message])])
+    return session
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_calls_are_made_and_their_results_are_what_the_api_wants(memory, provider):
+    message = reply(provider, ("c1", "double", {"n": 1}), ("c2", "double", {"n": 2}))
+    with session_with(provider, message, memory) as session:
+        appended = session.run_tools(message, TOOLS, provider=provider)
+        assert _made == [1, 2]
+        told = results(session.messages)
+        assert [call_id for call_id, _ in told] == ["c1", "c2"]
+        assert [str(value) for _, value in told] == ["2", "4"]
+        assert appended == list(session.messages)[-len(appended) :]
+        assert transcripts.check(session.messages, provider=provider) == []
+        assert [(row["call_id"], row["result"]) for row in session.calls] == [("c1", 2), ("c2", 4)]
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_the_message_is_appended_once(memory, provider):
+    message = reply(provider, ("c1", "double", {"n": 1}))
+    with Session("job", store=memory, provider=provider) as session:
+        session.messages.append(USER[provider])
+        session.run_tools(message, TOOLS)
+        after = list(session.messages)
+        assert session.run_tools(message, TOOLS) == []
+        assert session.run_tools(session.messages, TOOLS) == []
+        assert list(session.messages) == after
+        assert transcripts.check(after, provider=provider) == []
+        answer = text_reply(provider, "done")
+        assert session.run_tools(answer, TOOLS) == []
+        assert session.run_tools(answer, TOOLS) == []
+        assert session.run_tools(session.messages[-1], TOOLS) == []
+        assert list(session.messages) == [*after, answer]
+        assert _made == [1]
+
+
+def test_the_same_answer_to_another_question_is_appended(memory):
+    with Session("job", store=memory, provider=A) as session:
+        for _ in range(2):
+            session.messages.append(USER[A])
+            session.run_tools(text_reply(A, "yes"), TOOLS)
+        assert len(session.messages) == 4
+
+
+def test_a_message_of_the_user_is_not_appended(memory):
+    with Session("job", store=memory, provider=A) as session:
+        session.messages.append(USER[A])
+        assert session.run_tools(USER[A], TOOLS) == []
+        with pytest.raises(InvalidInputError, match="a message of the model"):
+            session.run_tools({"role": "user", "content": "other"}, TOOLS)
+        assert len(session.messages) == 1
+
+
+def test_the_provider_must_be_known(memory):
+    with Session("job", store=memory) as session:
+        with pytest.raises(InvalidInputError, match="needs a provider"):
+            session.run_tools(text_reply(A, "yes"), TOOLS)
+        with pytest.raises(InvalidInputError, match="provider must be"):
+            session.run_tools(text_reply(A, "yes"), TOOLS, provider="other")
+    with pytest.raises(InvalidInputError, match="provider must be"):
+        Session("job", store=memory, provider="other")
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("fails", {"n": 3}, "ValueError: no 3"),
+        ("unheard", {}, "There is no tool 'unheard'. The tools are: double, fails"),
+        ("double", {"m": 3}, "Invalid arguments: "),
+        ("double", [3], "The arguments are not an object."),
+    ],
+)
+def test_errors_are_results_for_the_model(memory, provider, name, arguments, words):
+    message = reply(provider, ("c1", name, arguments), ("c2", "double", {"n": 2}))
+    with session_with(provider, message, memory, provider=provider) as session:
+        session.run_tools(message, TOOLS)
+        (_, error), (_, value) = results(session.messages)
+        text = error["error"] if provider == "gemini" else error
+        assert words in text
+        assert str(value) == "4"
+        if provider == A:
+            assert session.messages[-1]["content"][0]["is_error"] is True
+            assert "is_error" not in session.messages[-1]["content"][1]
+        assert words in session.calls[0]["error"]
+        assert session.calls[0]["call_id"] == "c1"
+        if name != "double" or "m" in arguments:  # other arguments are refused by the API itself
+            assert transcripts.check(session.messages, provider=provider) == []
+
+
+def test_arguments_that_are_not_json_are_a_result_for_the_model(memory):
+    message = reply("openai", ("c1", "double", '{"n": '))
+    with session_with("openai", message, memory, provider="openai") as session:
+        session.run_tools(message, TOOLS)
+        assert "cannot be decoded" in session.messages[-1]["content"]
+        assert _made == []
+
+
+def test_results_are_json_unless_they_are_text_or_blocks(memory):
+    @dataclass
+    class Weather:
+        degrees: int
+        sky: str
+
+    blocks = [{"type": "text", "text": "a"}, {"type": "image", "source": {}}]
+    tools = {
+        "text": lambda: "plain",
+        "weather": lambda: Weather(3, "blå"),
+        "blocks": lambda: blocks,
+        "rows": lambda: [{"type": "row", "n": 1}],
+        "nothing": lambda: None,
+    }
+    calls = [(f"c{n}", name, {}) for n, name in enumerate(tools)]
+    message = reply(A, *calls)
+    with session_with(A, message, memory, provider=A) as session:
+        session.run_tools(message, tools)
+        told = [content for _, content in results(session.messages)]
+    assert told[0] == "plain"
+    assert told[1] == '{"degrees": 3, "sky": "blå"}'
+    assert told[2] == blocks
+    assert told[3] == '[{"type": "row", "n": 1}]'
+    assert "finished" in told[4]
+
+
+# -- tools -----------------------------------------------------------------------------------------
+
+
+def test_tools_are_known_by_their_names(memory):
+    class Desk:
+        def __init__(self):
+            self.papers = []
+
+        @tool
+        def file(self, paper):
+            self.papers.append(paper)
+            return len(self.papers)
+
+        def count(self):
+            return len(self.papers)
+
+    @tool(name="mail")
+    def other_name(to):
+        return to
+
+    desk = Desk()
+    message = reply(
+        A, ("c1", "file", {"paper": 1}), ("c2", "count", {}), ("c3", "mail", {"to": "ann"})
+    )
+    with session_with(A, message, memory, provider=A) as session:
+        session.run_tools(message, [desk.file, desk.count, other_name])
+        assert [value for _, value in results(session.messages)] == ["1", "1", "ann"]
+
+
+@pytest.mark.parametrize(
+    ("tools", "words"),
+    [
+        ([double, double], "Two tools are named 'double'"),
+        ({"a": 3}, "'a' is not a function"),
+        ([object()], "has no name"),
+    ],
+)
+def test_other_things_are_no_tools(memory, tools, words):
+    session = session_with(A, reply(A), memory, provider=A)
+    with pytest.raises(InvalidInputError, match=words):
+        session.run_tools(session.messages, tools)
+
+
+def test_a_loop_within_a_tool_is_refused(memory):
+    session = Session("job", store=memory, provider=A)
+
+    def inner():
+        session.run_tools(session.messages, TOOLS)
+
+    session.messages.append(USER[A])
+    session.run_tools(reply(A, ("c1", "inner", {})), [inner])
+    assert "already running" in results(session.messages)[0][1]
+
+
+# -- once each -------------------------------------------------------------------------------------
+
+
+def test_the_reply_is_saved_before_the_first_call(memory):
+    def first():
+        _made.append(1)
+        raise Killed
+
+    message = reply(A, ("c1", "first", {}))
+    with killed("job", memory, provider=A) as session:
+        session.messages.append(USER[A])
+        session.run_tools(message, [first])
+    with Session("job", store=memory, provider=A) as session:
+        assert list(session.messages) == [USER[A], message]
+        assert session.notices == []
+        session.run_tools(session.messages, {"first": lambda: "done"})
+        assert results(session.messages) == [("c1", "done")]
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("number", range(4))
+def test_after_a_crash_no_call_is_repeated_or_skipped(memory, provider, number):
+    """The process is killed in each of three calls, and after the last one."""
+    message = reply(provider, *((f"c{n}", "step", {"n": n}) for n in range(3)))
+    alive = []
+
+    def step(n):
+        if n == number and not alive:
+            raise Killed
+        _made.append(n)
+        if n == 1:
+            raise ValueError("no 1")
+        return n
+
+    with killed("job", memory, provider=provider) as session:
+        session.messages.append(USER[provider])
+        session.run_tools(message, [step])
+        raise Killed
+    alive.append(True)
+    with Session("job", store=memory, provider=provider) as session:
+        assert [row["arguments"]["n"] for row in session.calls] == list(range(min(number, 3)))
+        session.run_tools(session.messages, [step])
+        assert _made == [0, 1, 2]
+        assert [row["call_id"] for row in session.calls] == ["c0", "c1", "c2"]
+        told = results(session.messages)
+        assert [call_id for call_id, _ in told] == ["c0", "c1", "c2"]
+        assert "ValueError: no 1" in str(told[1][1])
+        assert transcripts.check(session.messages, provider=provider) == []
+
+
+def test_calls_without_ids_are_known_by_their_place(memory):
+    def message():
+        calls = reply("gemini", ("", "step", {"n": 1}), ("", "step", {"n": 1}))
+        for part in calls["parts"][1:]:
+            del part["function_call"]["id"]
+        return calls
+
+    alive = []
+
+    def step(n):
+        _made.append(n)
+        if len(_made) == 2 and not alive:
+            raise Killed
+        return len(_made)
+
+    with killed("job", memory, provider="gemini") as session:
+        session.messages.append(USER["gemini"])
+        session.run_tools(message(), [step])
+    alive.append(True)
+    with Session("job", store=memory, provider="gemini") as session:
+        session.run_tools(session.messages, [step])
+        assert [value for _, value in results(session.messages)] == [1, 3]
+        session.run_tools(message(), [step])  # a new message with the same calls
+        assert [value for _, value in results(session.messages)] == [1, 3, 4, 5]
+
+
+def test_ids_that_a_server_repeats_are_other_calls(memory):
+    with Session("job", store=memory, provider="openai") as session:
+        session.messages.append(USER["openai"])
+        for n in range(3):
+            session.run_tools(reply("openai", ("call_0", "double", {"n": n})), TOOLS)
+        assert _made == [0, 1, 2]
+        assert [value for _, value in results(session.messages)] == ["0", "2", "4"]
+
+
+def test_a_result_appended_by_hand_is_not_made_again(memory):
+    alive = []
+
+    def step(n):
+        _made.append(n)
+        if n == 2 and not alive:
+            raise Killed
+        return n
+
+    message = reply("openai", *((f"c{n}", "step", {"n": n}) for n in range(3)))
+    with killed("job", memory, provider="openai") as session:
+        session.messages.append(USER["openai"])
+        session.run_tools(message, [step])
+    alive.append(True)
+    with Session("job", store=memory) as session:
+        session.messages.append({"role": "tool", "tool_call_id": "c0", "content": "by hand"})
+        session.run_tools(session.messages, [step], provider="openai")
+        assert results(session.messages) == [("c0", "by hand"), ("c1", "1"), ("c2", "2")]
+        assert _made == [0, 1, 2, 2]
+
+
+def test_every_says_when_to_save(memory):
+    message = reply(A, *((f"c{n}", "double", {"n": n}) for n in range(4)))
+    kinds = {}
+    for every in ("tool", 2, "task", "manual"):
+        with session_with(A, message, memory, provider=A, every=every) as session:
+            before = session.head
+            session.run_tools(message, TOOLS)
+            rows = session.history()
+            at = next(n for n, row in enumerate(rows) if row["id"] == before)
+            kinds[every] = [row["label"] for row in reversed(rows[:at])]
+        memory.delete("job")
+    calls = [f"double(n={n})" for n in range(4)]
+    assert kinds["tool"] == ["reply: double, double, double, double", *calls]
+    assert kinds[2] == [calls[1], calls[3]]
+    assert kinds["task"] == kinds["manual"] == []
+
+
+def test_a_failed_checkpoint_is_raised(memory):
+    message = reply(A, ("c1", "steal", {}))
+
+    def steal():
+        Session("job", store=memory).close()
+
+    with session_with(A, message, memory, provider=A) as session:
+        with pytest.raises(ConflictError):
+            session.run_tools(message, [steal])
+        session.close()
+
+
+def test_a_rollback_runs_the_calls_again(memory):
+    message = reply(A, ("c1", "double", {"n": 1}), ("c2", "double", {"n": 2}))
+    with session_with(A, message, memory, provider=A) as session:
+        session.run_tools(message, TOOLS)
+        session.rollback(steps=1)
+        assert list(session.messages) == [USER[A], message]
+        session.run_tools(session.messages, TOOLS)
+        assert _made == [1, 2, 2]
+        assert [value for _, value in results(session.messages)] == ["2", "4"]
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_files_of_an_interrupted_call_go_back(memory, place, parallel):
+    """A line of the first call is saved, that of the second is not; both are there once at last."""
+    alive, both = [], threading.Barrier(2, timeout=20)
+
+    def write(n):
+        with open(place / "lines", "a") as file:
+            file.write(f"{n}\n")
+        if parallel and not alive:
+            both.wait()
+        if n == 2 and not alive:
+            raise Killed
+        return n
+
+    message = reply(A, ("c1", "write", {"n": 1}), ("c2", "write", {"n": 2}))
+    options = {"provider": A, "workspace": place, "on_drift": "restore"}
+    with killed("job", memory, **options) as session:
+        session.messages.append(USER[A])
+        session.run_tools(message, [write], parallel=parallel)
+    alive.append(True)
+    with Session("job", store=memory, **options) as session:
+        session.run_tools(session.messages, [write], parallel=parallel)
+        assert sorted((place / "lines").read_text().split()) == ["1", "2"]
+        assert [value for _, value in results(session.messages)] == ["1", "2"]
+
+
+def test_kept_drift_is_reported_and_the_call_is_in_doubt(memory, place):
+    def write():
+        (place / "half").write_text("")
+        raise Killed
+
+    message = reply(A, ("c1", "write", {}))
+    with killed("job", memory, provider=A, workspace=place) as session:
+        session.messages.append(USER[A])
+        session.run_tools(message, [write])
+    with Session("job", store=memory, provider=A) as session:
+        assert any("1 file changed" in notice for notice in session.notices)
+        assert session.call_outcome("c1").status == "unknown"
+
+
+def test_an_interrupt_is_like_a_crash(memory, place):
+    def write():
+        (place / "half").write_text("")
+        raise KeyboardInterrupt
+
+    message = reply(A, ("c1", "write", {}))
+    options = {"provider": A, "workspace": place, "on_drift": "restore"}
+    with pytest.raises(KeyboardInterrupt), Session("job", store=memory, **options) as session:
+        session.messages.append(USER[A])
+        session.run_tools(message, [write])
+    with Session("job", store=memory, **options) as session:
+        assert not (place / "half").exists()
+        session.run_tools(session.messages, {"write": lambda: "done"})
+        assert results(session.messages) == [("c1", "done")]
+
+
+def test_a_program_that_goes_on_after_an_interrupt_tells_the_model(memory):
+    def stop():
+        _made.append(1)
+        raise KeyboardInterrupt
+
+    message = reply(A, ("c1", "stop", {}), ("c2", "double", {"n": 2}))
+    with session_with(A, message, memory, provider=A) as session:
+        with pytest.raises(KeyboardInterrupt):
+            session.run_tools(message, [stop, double])
+        assert session.call_outcome("c1").status == "unknown"
+        assert session.call_outcome("c2").status == "not-done"
+        session.run_tools(message, [stop, double])
+        assert _made == [1, 2]
+        assert "The call was interrupted. Its outcome is unknown." in str(
+            results(session.messages)[0]
+        )
+    with Session("job", store=memory, provider=A) as session:
+        assert len(results(session.messages)) == 2
+
+
+# -- external side effects -------------------------------------------------------------------------
+
+
+def test_an_effect_that_was_committed_is_not_repeated(memory):
+    """The process is killed between the record of the effect and the checkpoint."""
+    message = reply(A, ("c1", "send_mail", {"to": "ann"}))
+    with killed("job", memory, provider=A) as session:
+        session.messages.append(USER[A])
+        real, saves = session._state.save, []
+
+        def save(**options):
+            saves.append(options)
+            if len(saves) > 1:
+                raise Killed
+            return real(**options)
+
+        session._state.save = save
+        session.run_tools(message, TOOLS)
+    with Session("job", store=memory, provider=A) as session:
+        outcome = session.call_outcome("c1")
+        assert (outcome.status, outcome.result) == ("done", "mail 1")
+        session.run_tools(session.messages, TOOLS)
+        assert results(session.messages) == [("c1", "mail 1")]
+        assert _mails == ["ann"]
+
+
+def test_the_model_is_told_when_an_outcome_is_unknown(memory):
+    message = reply(A, ("c1", "publish", {"order": "killed"}), ("c2", "double", {"n": 2}))
+    with killed("job", memory, provider=A) as session:
+        session.messages.append(USER[A])
+        session.run_tools(message, TOOLS)
+    with Session("job", store=memory, provider=A) as session:
+        assert session.call_outcome("c1").status == "unknown"
+        assert session.call_outcome("c2").status == "not-done"
+        assert session.call_outcome("c3") is None
+        session.run_tools(session.messages, TOOLS)
+        (_, told), (_, value) = results(session.messages)
+        assert "outcome is unknown" in told
+        assert "until a person has recorded" in told
+        assert value == "4"
+        assert session.messages[-1]["content"][0]["is_error"]
+        session.run_tools(reply(A, ("c4", "publish", {"order": "killed"})), TOOLS)
+        assert "outcome is unknown" in results(session.messages)[-1][1]
+        assert _mails == ["killed"]
+        (effect,) = session.effects
+        session.resolve(effect.id, happened=True, result="it is there")
+        session.run_tools(reply(A, ("c5", "publish", {"order": "killed"})), TOOLS)
+        assert results(session.messages)[-1] == ("c5", "it is there")
+        assert _mails == ["killed"]
+
+
+def test_a_person_can_answer_before_the_loop_goes_on(memory):
+    message = reply(A, ("c1", "publish", {"order": "killed"}))
+    with killed("job", memory, provider=A) as session:
+        session.messages.append(USER[A])
+        session.run_tools(message, TOOLS)
+    with Session("job", store=memory, provider=A) as session:
+        session.resolve(session.effects[0].id, happened=True, result="it is there")
+        assert session.call_outcome("c1").result == "it is there"
+        session.run_tools(session.messages, TOOLS)
+        assert results(session.messages) == [("c1", "it is there")]
+
+
+def test_an_unknown_outcome_is_looked_up_again(memory):
+    """It is not recorded with the other calls: a person may answer until the model is told."""
+
+    def stop():
+        raise Killed
+
+    calls = [("c1", "publish", {"order": "killed"}), ("c2", "double", {"n": 2}), ("c3", "stop", {})]
+    with killed("job", memory, provider=A) as session:
+        session.messages.append(USER[A])
+        session.run_tools(reply(A, *calls), [*TOOLS, stop])
+    with killed("job", memory, provider=A) as session:
+        session.run_tools(session.messages, [*TOOLS, stop])
+    with Session("job", store=memory, provider=A) as session:
+        assert _made == [2]
+        session.resolve(session.effects[0].id, happened=True, result="it is there")
+        session.run_tools(
+            session.messages, {**{f.__name__: f for f in TOOLS}, "stop": lambda: "ok"}
+        )
+        told = [("c1", "it is there"), ("c2", "4"), ("c3", "ok")]
+        assert results(session.messages) == told
+        assert _made == [2]
+
+
+def test_the_error_of_an_effect_says_that_its_outcome_is_unknown(memory):
+    @tool(effect="irreversible")
+    def risky(*, effect, sure):
+        if sure:
+            effect.not_done()
+        raise OSError("line is dead")
+
+    calls = [("c1", "risky", {"sure": False}), ("c2", "risky", {"sure": True})]
+    message = reply(A, *calls)
+    with session_with(A, message, memory, provider=A) as session:
+        session.run_tools(message, [risky])
+        (_, unsure), (_, sure) = results(session.messages)
+        assert unsure.startswith("OSError: line is dead The outcome is unknown.")
+        assert sure == "OSError: line is dead"
+
+
+def test_after_a_rollback_a_new_call_id_is_the_same_mail(memory):
+    with Session("job", store=memory, provider=A) as session:
+        session.messages.append(USER[A])
+        start = session.save()
+        session.run_tools(reply(A, ("c1", "send_mail", {"to": "ann"})), TOOLS)
+        session.rollback(to=start, effects="warn")
+        again = reply(A, ("c7", "send_mail", {"to": "ann"}), ("c8", "send_mail", {"to": "ann"}))
+        session.run_tools(again, TOOLS)
+        assert results(session.messages) == [("c7", "mail 1"), ("c8", "mail 2")]
+        assert _mails == ["ann", "ann"]  # the second was meant to be another one
+        assert [row["replayed"] for row in session.calls] == [True, False]
+
+
+# -- approvals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("name", ["deploy", "delete"])
+@pytest.mark.parametrize("way", ["run_tools", "carry_out"])
+def test_a_call_that_waits_is_completed_after_the_answer(memory, parallel, name, way):
+    arguments = {"version": 2} if name == "deploy" else {"path": "x"}
+    message = reply(A, ("c1", name, arguments), ("c2", "double", {"n": 2}))
+    session = session_with(A, message, memory, provider=A)
+    with pytest.raises(Suspended) as waiting, session:
+        session.run_tools(message, TOOLS, parallel=parallel)
+    assert _made == [2]
+    assert _mails == []
+    with Session("job", store=memory, provider=A) as session:
+        assert list(session.messages) == [USER[A], message]
+        with pytest.raises(Suspended):
+            session.run_tools(session.messages, TOOLS, parallel=parallel)
+        session.approvals.approve(waiting.value.approval_id)
+        if way == "carry_out":
+            session.carry_out()
+        session.run_tools(session.messages, TOOLS, parallel=parallel)
+        (_, told), (_, value) = results(session.messages)
+        assert told == ("deployed 2" if name == "deploy" else "deleted")
+        assert value == "4"
+        assert _made == ([2] if name == "deploy" else [2, "x"])
+        assert _mails == ([2] if name == "deploy" else [])
+
+
+def test_a_denied_call_is_told_to_the_model_once(memory):
+    message = reply(A, ("c1", "deploy", {"version": 2}), ("c2", "deploy", {"version": 3}))
+    with session_with(A, message, memory, provider=A) as session:
+        with pytest.raises(Suspended) as waiting:
+            session.run_tools(message, TOOLS)
+        session.approvals.deny(waiting.value.approval_id, "not on a Friday")
+        with pytest.raises(Suspended):  # the second is still waiting
+            session.run_tools(message, TOOLS)
+        session.approvals.approve(session.approvals.pending()[0].id)
+        session.run_tools(message, TOOLS)
+        (_, denied), (_, done) = results(session.messages)
+        assert "not on a Friday" in denied
+        assert done == "deployed 3"
+
+
+# -- parallel, asyncio -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parallel", [True, 2])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_parallel_calls_run_at_once_and_stay_in_order(memory, parallel, is_async):
+    both = threading.Barrier(2, timeout=20)
+
+    def meet(n):
+        both.wait()
+        return n
+
+    message = reply(A, *((f"c{n}", "meet", {"n": n}) for n in range(4)))
+    with session_with(A, message, memory, provider=A) as session:
+        if is_async:
+            asyncio.run(session.arun_tools(message, [meet], parallel=2))
+        else:
+            session.run_tools(message, [meet], parallel=2 if parallel == 2 else 4)
+        assert results(session.messages) == [(f"c{n}", str(n)) for n in range(4)]
+        assert {row["kind"] for row in session.history()} <= {"open", "save"}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_no_checkpoint_is_taken_while_a_local_call_runs(memory, is_async):
+    """It would hold half of what the call does, and the call would be made again on top."""
+    saved = threading.Event()
+
+    def slow():
+        return "saved meanwhile" if saved.wait(0.5) else "alone"
+
+    @tool(effect="idempotent")
+    def slow_put():
+        return "saved meanwhile" if saved.wait(20) else "alone"
+
+    def spy(session):
+        real, areal = session._state.save, session._state.asave
+
+        def save(**options):
+            saved.set()
+            return real(**options)
+
+        def asave(**options):
+            saved.set()
+            return areal(**options)
+
+        session._state.save, session._state.asave = save, asave
+
+    for other, told in ((slow, "alone"), (slow_put, "saved meanwhile")):
+        message = reply(A, ("c1", "double", {"n": 1}), ("c2", other.__name__, {}))
+        session = Session(other.__name__, store=memory, provider=A, every=1)
+        session.messages.append(USER[A])
+        spy(session)
+        saved.clear()
+        if is_async:
+            asyncio.run(session.arun_tools(message, [double, other], parallel=True))
+        else:
+            session.run_tools(message, [double, other], parallel=True)
+        assert results(session.messages)[1] == ("c2", told)
+        session.close()
+
+
+def test_workers_are_a_number(memory):
+    message = reply(A, ("c1", "double", {"n": 1}))
+    with session_with(A, message, memory, provider=A) as session:
+        for parallel in (0, -1, "yes"):
+            with pytest.raises(InvalidInputError, match="parallel must be"):
+                session.run_tools(text_reply(A, "new"), TOOLS, parallel=parallel)
+        assert len(session.messages) == 2
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_coroutines_are_awaited_and_functions_called(memory, parallel):
+    message = reply(
+        A,
+        ("c1", "adouble", {"n": 1}),
+        ("c2", "double", {"n": 2}),
+        ("c3", "fails", {"n": 3}),
+        ("c4", "send_mail", {"to": "ann"}),
+    )
+    tools = [adouble, double, fails, send_mail]
+    with session_with(A, message, memory, provider=A) as session:
+        asyncio.run(session.arun_tools(message, tools, parallel=parallel))
+        told = [value for _, value in results(session.messages)]
+        assert told == ["2", "4", "ValueError: no 3", "mail 1"]
+        session.run_tools(reply(A, ("c5", "adouble", {"n": 5})), tools, parallel=parallel)
+        assert results(session.messages)[-1] == ("c5", "10")
+
+
+def test_a_cancelled_run_goes_on_later(memory):
+    async def forever():
+        await asyncio.Event().wait()
+
+    message = reply(A, ("c1", "double", {"n": 1}), ("c2", "forever", {}))
+
+    async def main(session):
+        await asyncio.wait_for(session.arun_tools(message, [double, forever], parallel=True), 0.3)
+
+    session = session_with(A, message, memory, provider=A)
+    with pytest.raises((TimeoutError, asyncio.TimeoutError)):
+        asyncio.run(main(session))
+    assert session._state.running == []
+    tools = {"double": double, "forever": lambda: "done"}
+    session.run_tools(message, tools)
+    assert _made == [1]
+    assert "interrupted" in results(session.messages)[1][1]
