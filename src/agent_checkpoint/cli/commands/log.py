@@ -32,6 +32,7 @@ _SIGNS = {
 }
 """The sign of each kind: with and without Unicode."""
 _QUIET = (Kind.SAFETY, Kind.OPEN, Kind.CLOSE, Kind.DRIFT, Kind.IN_FLIGHT)
+_TOKENS = ("input_tokens", "output_tokens")
 _MOST_LANES = 8
 _LONGEST = 120
 
@@ -129,6 +130,7 @@ def _show_row(
         (f"  {format_time(row['ts'])}", "dim"),
         (one_line(_kind_words(row, own, short)), quiet or "magenta"),
         ("".join(f"  #{one_line(tag, out.limit(40))}" for tag in row["tags"]), "yellow"),
+        (_model_words(row.get("metrics") or {}), "dim"),
     ]
     if label:
         label = f"  {one_line(label, out.limit(_LONGEST))}"
@@ -153,6 +155,16 @@ def _kind_words(row: dict[str, Any], own: str, short: int) -> str:
             )
             return f"  {kind} {'of' if kind in (Kind.ADOPT, Kind.FORK) else 'to'} {target}"
     return f"  {kind}"
+
+
+def _model_words(metrics: dict[str, float]) -> str:
+    """Return tokens, cost and time of the model calls of a step; empty if there were none."""
+    if "model_seconds" not in metrics:
+        return ""
+    tokens = [f"{metrics[name]:,.0f}" for name in _TOKENS if name in metrics]
+    words = [f"{'+'.join(tokens)} tokens"] if tokens else []
+    words += [f"cost {metrics['cost']:.4g}"] if "cost" in metrics else []
+    return "".join(f"  {word}" for word in (*words, f"{metrics['model_seconds']:.1f} s"))
 
 
 def _lines(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
