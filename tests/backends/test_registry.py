@@ -45,7 +45,7 @@ def test_backends_by_url(tmp_path):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("checkpoints", 'with backend="sqlite" or'),
+        ("checkpoints", "is not a store URL"),
         ("", "not a store URL"),
         ("/var/checkpoints", "not a store URL"),
         ("file:/var/checkpoints", "not a store URL"),
@@ -199,7 +199,7 @@ def test_a_store_in_one_word(tmp_path):
 
 @pytest.mark.parametrize("store", [7, b"store", ["store"], object()])
 def test_what_is_no_store(store):
-    with pytest.raises(InvalidInputError, match="is not a backend name, a store URL or a Backend"):
+    with pytest.raises(InvalidInputError, match="A store is a path, a store URL, a Backend"):
         open_named(store)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.os_support.os_fork import block_forks
-from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.errors import Hint, InvalidInputError
 from agent_checkpoint.options import BackendName, Compression, Durability
 from agent_checkpoint.records import short_repr
 
@@ -17,7 +17,7 @@ ENTRY_POINTS = "agent_checkpoint.backends"
 
 
 def open_store(
-    store: str | Backend | None,
+    store: str | os.PathLike[str] | Backend | None,
     backend: BackendName | str | Backend | None,
     path: str | os.PathLike[str] | None,
     **options: Any,
@@ -25,64 +25,67 @@ def open_store(
     """Open the backend that the arguments select; without arguments, an in-memory backend.
 
     Args:
-        store: a store URL or a Backend.
+        store: a path, a store URL or a Backend.
         backend: a short name, a store URL or a Backend, instead of `store`.
         path: the directory, with a short name.
-        options: the options of `open_backend`, with a short name.
+        options: the options of `open_backend`, with a path or a short name.
 
     Raises:
         InvalidInputError: the arguments select no backend, or conflict.
     """
-    given = list(_given(**options))
-    if store is not None and (backend is not None or path is not None):
-        raise InvalidInputError("Pass a store URL, or backend= and path=, not both.")
-    chosen = store if store is not None else backend
-    if isinstance(chosen, Backend):
-        if path is not None:
-            raise InvalidInputError("path= cannot be combined with a Backend instance.")
-        if given:
-            raise InvalidInputError(
-                f"{', '.join(given)} cannot be combined with a Backend instance: pass the option "
-                "to its constructor."
-            )
-        return chosen
-    if chosen is None and path is not None:
+    if store is not None:
+        if backend is not None or path is not None:
+            raise InvalidInputError("Pass a store, or backend= and path=, not both.")
+        return open_named(store, **options)
+    if backend is None and path is not None:
         raise InvalidInputError('path= needs a backend: backend="sqlite" or backend="file".')
-    if chosen is None:
+    if backend is None:
         return open_backend("memory", **options)
-    if isinstance(chosen, os.PathLike):
+    if isinstance(backend, str) and "://" not in backend:
+        return open_backend(backend, path, **options)
+    if path is not None:
+        raise InvalidInputError("path= needs the short name of a backend.")
+    if not isinstance(backend, (str, Backend)):
         raise InvalidInputError(
-            'Pass a directory as path=, with backend="sqlite" or backend="file".'
+            f"{short_repr(backend)} is not a backend name, a store URL or a Backend."
         )
-    if not isinstance(chosen, str):
-        raise InvalidInputError(
-            f"{short_repr(chosen)} is not a backend name, a store URL or a Backend."
-        )
-    if "://" not in chosen and store is None:
-        return open_backend(chosen, path, **options)
-    if given:
-        raise InvalidInputError(f"Put {', '.join(given)} into the URL: …?{given[0]}=….")
-    return open_url(chosen)
+    return open_named(backend, **options)
 
 
-def open_named(
-    store: str | os.PathLike[str] | Backend | None, *, shared: bool | None = None
-) -> Backend:
+def open_named(store: str | os.PathLike[str] | Backend | None, **options: Any) -> Backend:
     """Open a store by path, URL or Backend.
 
-    A path is the directory of an SQLite store; None is the default store. `shared` is the option
-    of `open_backend`; it is ignored for a Backend.
+    A path is the directory of an SQLite store; None is the default store. Options are those of
+    `open_backend`, for a path.
 
     Raises:
         InvalidInputError: `store` is of another type, or is not valid.
     """
+    if isinstance(store, str) and store in _BUILT_IN:
+        raise InvalidInputError(
+            f"{store!r} is the name of a backend, not a store.",
+            hint=Hint(f'Pass backend="{store}", or ./{store} for a directory.'),
+        )
     if store is None or isinstance(store, os.PathLike):
-        return open_backend("sqlite", store, shared=shared)
+        return open_backend("sqlite", store, **options)
     if isinstance(store, str) and "://" not in store:
-        return open_backend("sqlite", store, shared=shared)
-    if isinstance(store, str) and shared:
-        store = as_shared(store)
-    return open_store(store, None, None)
+        return open_backend("sqlite", store, **options)
+    given = list(_given(**options))
+    if isinstance(store, str):
+        if given:
+            raise InvalidInputError(f"Put {', '.join(given)} into the URL: …?{given[0]}=….")
+        return open_url(store)
+    if not isinstance(store, Backend):
+        raise InvalidInputError(
+            "A store is a path, a store URL, a Backend or a CheckpointManager, not "
+            f"{short_repr(store)}."
+        )
+    if given:
+        raise InvalidInputError(
+            f"{', '.join(given)} cannot be combined with a Backend instance: pass the option "
+            "to its constructor."
+        )
+    return store
 
 
 def as_shared(store: str) -> str:
@@ -159,10 +162,7 @@ def open_url(url: str) -> Backend:
     """
     scheme, separator, _ = url.partition("://")
     if not separator:
-        raise InvalidInputError(
-            f"{short_repr(url)} is not a store URL such as file:///path. "
-            'Pass a directory as path=, with backend="sqlite" or backend="file".'
-        )
+        raise InvalidInputError(f"{short_repr(url)} is not a store URL such as file:///path.")
     opener = _BUILT_IN.get(scheme) or _registered(scheme)
     if opener is None:
         raise InvalidInputError(

@@ -58,12 +58,14 @@ from agent_checkpoint.store.maintenance.retention import Policy
 from agent_checkpoint.store.maintenance.verify import VerifyReport, verify
 from agent_checkpoint.store.objects.reader import Reader
 from agent_checkpoint.store.store import Store, key_not_found
+from agent_checkpoint.store.store_argument import existing_store
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from typing_extensions import Unpack
 
+    from agent_checkpoint.store.store_argument import StoreLike
 
 Self = TypeVar("Self", bound="CheckpointManager")
 
@@ -89,7 +91,7 @@ class CheckpointManager:
 
     def __init__(
         self,
-        store: str | Backend | None = None,
+        store: StoreLike | None = None,
         *,
         backend: BackendName | str | Backend | None = None,
         path: str | os.PathLike[str] | None = None,
@@ -103,7 +105,8 @@ class CheckpointManager:
         """Open a store; without arguments, one in memory.
 
         Args:
-            store: a store URL, such as `file:///var/checkpoints`, or a Backend.
+            store: a path (SQLite), a store URL such as `file:///var/checkpoints`, a Backend, or
+                another manager, whose store is shared and not closed.
             backend: `memory`, `file`, `sqlite`, or a Backend, instead of `store`.
             path: the directory of a file or SQLite store. With `backend="sqlite"` it defaults to
                 the user's default store.
@@ -125,18 +128,21 @@ class CheckpointManager:
         check_option("fmt", fmt, StateFormat)
         self.fmt = fmt
         """The encoding of states: `json` or `pickle`."""
-        self.store = Store(
-            open_store(
-                store,
-                backend,
-                path,
-                durability=durability,
-                min_free=min_free,
-                max_bytes=max_bytes,
-                compression=compression,
-                shared=shared,
-            )
-        )
+        options = {
+            "durability": durability,
+            "min_free": min_free,
+            "max_bytes": max_bytes,
+            "compression": compression,
+            "shared": shared,
+        }
+        found = existing_store(store)
+        self._owns_store = found is None
+        if found is not None and any(
+            item is not None for item in (backend, path, *options.values())
+        ):
+            raise InvalidInputError("A manager cannot be combined with options of a store.")
+        named: Any = store  # checked by open_store
+        self.store = found or Store(open_store(named, backend, path, **options))
         self.background = BackgroundWriter()
         """Writes checkpoints on a background thread, in order."""
 
@@ -498,7 +504,8 @@ class CheckpointManager:
         try:
             self.background.close()
         finally:
-            self.store.backend.close()
+            if self._owns_store:
+                self.store.backend.close()
 
     def __enter__(self: Self) -> Self:
         return self

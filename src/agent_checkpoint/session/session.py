@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.session.branch.session_fork import ForkPoint
     from agent_checkpoint.session.branch.trial import Trial
     from agent_checkpoint.session.loop.toolbox import Tools
+    from agent_checkpoint.store.store_argument import StoreLike
     from agent_checkpoint.transcripts.report import CallOutcome
     from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
 
@@ -102,7 +103,7 @@ class Session:
         *,
         agent: Any = None,
         workspace: str | os.PathLike[str] | Workspace | None = None,
-        store: Any = None,
+        store: StoreLike | None = None,
         parts: Mapping[str, Any] | None = None,
         every: Every = "tool",
         on_drift: OnDrift = "keep",
@@ -117,7 +118,8 @@ class Session:
             key: the key of the session and of its checkpoints.
             agent: a Stateful; resuming loads its saved state.
             workspace: the working directory; by default the recorded one.
-            store: a path, a store URL or a CheckpointManager; by default the user's default store.
+            store: a path, a store URL, a Backend or a CheckpointManager; by default the user's
+                default store.
             parts: additional Statefuls, by part name.
             every: when to save: after each `tool`, after each `task`, after every n tool calls, or
                 `manual` for explicit saves only.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.core.captured_fields import version_of
 from agent_checkpoint.core.class_names import canonical, find_class, name_of
@@ -18,6 +18,10 @@ from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.store.ledger.ledger_state import UNDOING, UNKNOWN
 from agent_checkpoint.store.objects.reader import resolve_tree
 from agent_checkpoint.store.store import Store
+from agent_checkpoint.store.store_argument import store_for
+
+if TYPE_CHECKING:
+    from agent_checkpoint.store.store_argument import StoreLike
 
 
 @dataclass
@@ -42,15 +46,28 @@ class SessionRow:
     """Parts whose classes are not imported, and so cannot be checked."""
 
 
-def list_sessions(store: Store, prefix: str = "") -> list[SessionRow]:
+def list_sessions(store: StoreLike | None = None, prefix: str = "") -> list[SessionRow]:
     """Return the sessions of a store whose keys start with a prefix, newest first.
 
     Sessions that cannot be resumed are included; `trouble` contains the reason.
 
+    Args:
+        store: a path, a store URL, a Backend or a CheckpointManager; by default, the default store.
+        prefix: the beginning of the keys.
+
     Raises:
+        InvalidInputError: `store` is not a store.
         StorageError: the medium failed.
     """
-    store = getattr(store, "store", store)
+    opened, is_ours = store_for(store)
+    try:
+        return _rows(opened, prefix)
+    finally:
+        if is_ours:
+            opened.backend.close()
+
+
+def _rows(store: Store, prefix: str) -> list[SessionRow]:
     rows = []
     for key in store.list_keys(prefix):
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.backends.registry import open_named
 from agent_checkpoint.core.external_snapshot import External
@@ -42,11 +42,14 @@ from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.workspace import Workspace
 
+if TYPE_CHECKING:
+    from agent_checkpoint.store.store_argument import StoreLike
+
 _MAX_ATTEMPTS = 10
 _MAX_NAMED = 20
 
 
-def manager_for(store: Any) -> tuple[CheckpointManager, bool]:
+def manager_for(store: StoreLike | None) -> tuple[CheckpointManager, bool]:
     """Return the manager for a `store=` argument, and whether the session has to close it.
 
     Raises:
@@ -54,7 +57,7 @@ def manager_for(store: Any) -> tuple[CheckpointManager, bool]:
     """
     if isinstance(store, CheckpointManager):
         return store, False
-    return CheckpointManager(open_named(store)), True
+    return CheckpointManager(open_named(None) if store is None else store), True
 
 
 class SessionOpener:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from agent_checkpoint.backends.default_paths import data_home
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.backends.os_support.posix import wrap_os_errors
-from agent_checkpoint.backends.registry import open_named
 from agent_checkpoint.errors import (
     Hint,
     InvalidInputError,
@@ -18,7 +16,6 @@ from agent_checkpoint.errors import (
     WorkspaceError,
 )
 from agent_checkpoint.records import short_repr
-from agent_checkpoint.store.store import Store
 
 
 def clean_up_forks() -> None:
@@ -53,23 +50,6 @@ def drop_caches() -> None:
     with wrap_os_errors(f"remove the indexes in {home}"):
         remove_indexes(home / "index")
         remove_unused_trees(home / "bases")
-
-
-def as_store(store: Any) -> Store:
-    """Return the Store for a `store=` argument: a Store, a manager, a path or a URL.
-
-    Raises:
-        InvalidInputError: the argument has another type.
-    """
-    if isinstance(store, (str, os.PathLike)):
-        return Store(open_named(store))
-    opened = getattr(store, "store", store)  # of a manager
-    if not isinstance(opened, Store):
-        raise InvalidInputError(
-            "store= must be a Store, a CheckpointManager, a path or a URL, not "
-            f"{type(store).__name__}."
-        )
-    return opened
 
 
 def checked_root(path: str | os.PathLike[str], *, force: bool) -> Path:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.os_support.os_fork import block_forks
-from agent_checkpoint.backends.registry import open_named
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError, WorkspaceError
 from agent_checkpoint.options import Driver
 from agent_checkpoint.records import Kind, short_repr
@@ -25,6 +24,7 @@ from agent_checkpoint.store.objects.reader import OBJECT
 from agent_checkpoint.store.objects.references import ObjectRef
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.store.store import Store
+from agent_checkpoint.store.store_argument import store_for
 from agent_checkpoint.workspace.capture import Capture
 from agent_checkpoint.workspace.changes.overlay_upper import OverlayUpper
 from agent_checkpoint.workspace.checkpoint_tree import PART, relative_path, tree_in
@@ -32,7 +32,7 @@ from agent_checkpoint.workspace.directory_key import own_key
 from agent_checkpoint.workspace.ignore.rules import Rules
 from agent_checkpoint.workspace.restore.journal import RestoreOptions
 from agent_checkpoint.workspace.restore.staging import has_staging
-from agent_checkpoint.workspace.root_checks import as_store, checked_root, clean_up_forks
+from agent_checkpoint.workspace.root_checks import checked_root, clean_up_forks
 from agent_checkpoint.workspace.scan.scanner import Scanner
 from agent_checkpoint.workspace.scan.snapshot_limit import Progress, SnapshotLimit
 from agent_checkpoint.workspace.tree.dir_state import DirState
@@ -46,6 +46,7 @@ from agent_checkpoint.workspace.tree.snapshot import (
 from agent_checkpoint.workspace.workspace_lock import RootLock
 
 if TYPE_CHECKING:
+    from agent_checkpoint.store.store_argument import StoreLike
     from agent_checkpoint.workspace.fork.fork_directory import ForkDirectory
     from agent_checkpoint.workspace.fork.isolated import ForkNamespace
     from agent_checkpoint.workspace.fork.lowerdir import ForkOrigin
@@ -65,7 +66,7 @@ class Workspace:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        store: Store | str | os.PathLike[str] | None = None,
+        store: StoreLike | None = None,
         *,
         ignore: Iterable[str] = (),
         gitignore: bool = False,
@@ -78,9 +79,9 @@ class Workspace:
 
         Args:
             path: the directory.
-            store: the store for `snapshot` and safety checkpoints: `manager.store`, a path or a
-                URL; by default, the default store. A workspace that is a part of a checkpoint is
-                saved to the store of the checkpoint.
+            store: the store for `snapshot` and safety checkpoints: a path, a URL, a Backend or a
+                manager; by default, the default store. A workspace that is a part of a checkpoint
+                is saved to the store of the checkpoint.
             ignore: patterns of paths to ignore, as in `.checkpointignore`.
             gitignore: also apply `.gitignore` files.
             watch: use inotify to find changed paths, where it is available.
@@ -106,7 +107,7 @@ class Workspace:
         }
         """The options of the constructor; forks get the same."""
         self._forks: set[Fork] = set()
-        self.given_store: Store | None = None if store is None else as_store(store)
+        self.given_store: Store | None = None if store is None else store_for(store)[0]
         """The store that was passed to the constructor, or the default store once it is open."""
         self._key: str | None = None
         patterns = self.options["ignore"]
@@ -139,7 +140,7 @@ class Workspace:
         Raises InvalidInputError.
         """
         if self.given_store is None:
-            self.given_store = Store(open_named(None))
+            self.given_store = store_for(None)[0]
         return self.given_store
 
     @property

@@ -362,7 +362,7 @@ def test_a_store_url_opens_a_file_store(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "options"),
     [
-        (("nonsense",), {}),
+        (("file",), {}),
         (("nosuch://x",), {}),
         (("file://host/x",), {}),
         ((), {"backend": "nosuch"}),

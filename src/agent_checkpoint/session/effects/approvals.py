@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_checkpoint.core.state_codec import decode_part
 from agent_checkpoint.errors import (
@@ -37,15 +37,39 @@ from agent_checkpoint.store.ledger.ledger_state import (
     Epoch,
 )
 from agent_checkpoint.store.ledger.lineage import lineages
-from agent_checkpoint.store.store import Store
+from agent_checkpoint.store.store_argument import store_for
+
+if TYPE_CHECKING:
+    from agent_checkpoint.store.store_argument import StoreLike
+
+Self = TypeVar("Self", bound="Approvals")
 
 
 class Approvals:
     """Lists and answers the approval requests of a store, from any process."""
 
-    def __init__(self, store: Store) -> None:
-        # Accept a CheckpointManager as well.
-        self._store: Store = getattr(store, "store", store)
+    def __init__(self, store: StoreLike | None = None) -> None:
+        """Open the requests of a store.
+
+        Args:
+            store: a path, a store URL, a Backend or a CheckpointManager; by default, the default
+                store.
+
+        Raises:
+            InvalidInputError: `store` is not a store.
+        """
+        self._store, self._owns_store = store_for(store)
+
+    def close(self) -> None:
+        """Close the store, if it was opened by path or URL."""
+        if self._owns_store:
+            self._store.backend.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def pending(self, key: str | None = None) -> list[ApprovalRequest]:
         """Return the requests without an answer, of one session or of all sessions, oldest first.

@@ -102,7 +102,7 @@ def test_the_list_of_what_is_pending(manager: CheckpointManager) -> None:
         with Session(key, store=manager) as session:
             outside.ask("ann", key)
             head = session.head
-    found = Approvals(manager)  # type: ignore[arg-type]
+    found = Approvals(manager)
     assert [request.session for request in found.pending()] == ["two", "one"]  # oldest first
     (request,) = found.pending("one")
     assert request.tool == "mail"
