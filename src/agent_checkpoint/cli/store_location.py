@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,8 @@ if TYPE_CHECKING:
     from agent_checkpoint.manager.manager import CheckpointManager
 
 STORE = "AGENT_CHECKPOINT_STORE"
-_SHORT = re.compile(r"(?:@?(~)|@)([0-9]{1,18})")
+HERE = "."
+"""The name of the key of the current directory."""
 
 
 class StoreLocation:
@@ -74,14 +74,15 @@ class StoreLocation:
 
         Args:
             manager: the manager of the store.
-            name: the key; if None, the key of the directory or of its nearest parent that has one.
+            name: the key; if None or `.`, the key of the directory or of its nearest parent that
+                has one.
             sessions: whether the key must be a session.
 
         Raises:
             NotFoundError: there is no such key.
             InvalidInputError: the key is not a session.
         """
-        if name is not None:
+        if name is not None and name != HERE:
             return self._named(manager, name, sessions)
         from agent_checkpoint.agents.directory_keys import (
             find_directory_keys,
@@ -126,35 +127,33 @@ class StoreLocation:
                 )
         return name
 
-    def checkpoint(self, manager: CheckpointManager, name: str | None) -> Checkpoint:
+    def checkpoint(
+        self, manager: CheckpointManager, name: str | None, key: str | None = None
+    ) -> Checkpoint:
         """Return a checkpoint by id, by key, or by a short form such as `@~2` or `@17`.
+
+        Args:
+            manager: the manager of the store.
+            name: the id, key or short form; if None, the latest checkpoint of the key; `.` is the
+                latest one of the directory.
+            key: the key of a short form; the key of the directory if None.
 
         Raises:
             NotFoundError: there is no such checkpoint.
             InvalidInputError: `name` is not a valid id.
         """
-        from agent_checkpoint.store.lookup import find
+        from agent_checkpoint.store.lookup import find, short_form
 
-        is_short = name is not None and short_form(name) is not None
-        key = self.key(manager, None) if is_short else None
+        if name == HERE or (key is None and (name is None or short_form(name) is not None)):
+            key = self.key(manager, None)
+        named = key if name is None or name == HERE else name
         try:
-            return find(manager.store, self.id_of(manager, name, key), key=key)
+            return find(manager.store, named or "", base=key)
         except NotFoundError as error:
             hint = _meant(name or "")
             if not hint:
                 raise
             raise NotFoundError(error.with_hint(hint), hint=error.hint) from None
-
-    def id_of(self, manager: CheckpointManager, name: str | None, key: str | None = None) -> str:
-        """Return an id; short forms such as `@17` are completed with the key.
-
-        Raises:
-            NotFoundError: the directory has no key.
-        """
-        if name is None:
-            return key or self.key(manager, None)
-        short = short_form(name)
-        return name if short is None else (key or self.key(manager, None)) + short
 
 
 def shared_name(name: str | None) -> str:
@@ -167,15 +166,6 @@ def shared_name(name: str | None) -> str:
     from agent_checkpoint.backends.registry import as_shared
 
     return as_shared(name or os.environ.get(STORE) or str(default_store()))
-
-
-def short_form(name: str) -> str | None:
-    """Return `~2` or `@17` if `name` is such a short form without a key; None otherwise.
-
-    `@~2` is equivalent to `~2`, which some shells expand to a directory.
-    """
-    found = _SHORT.fullmatch(name)
-    return None if found is None else f"{found[1] or '@'}{found[2]}"
 
 
 def _meant(name: str) -> str:

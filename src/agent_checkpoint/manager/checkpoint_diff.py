@@ -72,10 +72,8 @@ class Comparison:
         )
 
     def _find_checkpoints(self, store: Store, key: str) -> list[Checkpoint]:
-        checkpoints = [find(store, key if self._before is None else self._before)]
-        if self._current is None:
-            checkpoints.append(find(store, key if self._after is None else self._after))
-        return checkpoints
+        ids = [self._before] if self._current is not None else [self._before, self._after]
+        return [find(store, key if name is None else name, base=key) for name in ids]
 
     def _compare(self, store: Store, checkpoints: Sequence[Checkpoint]) -> Changes:
         old = checkpoints[0].parts

@@ -218,7 +218,7 @@ class CheckpointManager:
         Args:
             key: the key; its latest checkpoint is loaded unless an id is given.
             agent: the target, of the same shape as the saved one.
-            checkpoint_id: an id or short form (`key~2`, `key@17`) of a checkpoint of the key.
+            checkpoint_id: an id or short form (`~2`, `@17`) of a checkpoint of the key.
             strict: refuse a state that lacks fields or has unexpected ones.
             expected_head: the id that must be the head of the key; detects a store restored from
                 an older copy.

@@ -353,7 +353,7 @@ class Session:
         """Roll back to a checkpoint. A safety checkpoint is saved first; `undo` returns to it.
 
         Args:
-            to: an id or short form (`key~2`, `key@17`); by default, `steps` is used.
+            to: an id or short form (`~2`, `@17`); by default, `steps` is used.
             steps: how many checkpoints to go back.
             effects: policy for external side effects since the target: `refuse` if one is
                 irreversible or its outcome is unknown, `warn` to roll back anyway, or

@@ -1,6 +1,7 @@
 """Resolves a string to a checkpoint: an id, a key, `key~2` or `key@17`.
 
-Owns the short forms and the walk through the history of a key. Read-only.
+Where the key is known, `~2` and `@17` are enough. Owns the short forms and the walk through the
+history of a key. Read-only.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ T = TypeVar("T")
 
 _TRIES = 5
 _SHORT = re.compile(r"(?P<key>.+)(?P<sign>[~@])(?P<number>[0-9]{1,18})", re.DOTALL)
+_BARE = re.compile(r"(?:@?(~)|@)([0-9]{1,18})")
 
 
 def retry_if_pruned(
@@ -53,7 +55,16 @@ def retry_if_pruned(
     raise AssertionError("unreachable: the loop returns or raises")
 
 
-def find(store: Store, text: str, *, key: str | None = None) -> Checkpoint:
+def short_form(text: str) -> str | None:
+    """Return `~2` or `@17` if the text is such a short form without a key; None otherwise.
+
+    `@~2` is equivalent to `~2`, which some shells expand to a directory.
+    """
+    found = _BARE.fullmatch(text)
+    return None if found is None else f"{found[1] or '@'}{found[2]}"
+
+
+def find(store: Store, text: str, *, key: str | None = None, base: str | None = None) -> Checkpoint:
     """Return the checkpoint for an id, a key or a short form.
 
     An existing key takes precedence over a short form, unless the key was imported: an archive
@@ -63,6 +74,7 @@ def find(store: Store, text: str, *, key: str | None = None) -> Checkpoint:
         store: the store.
         text: the id, key or short form.
         key: the key that the checkpoint must belong to.
+        base: the key of a short form without one, such as `@3`; by default, `key`.
 
     Raises:
         NotFoundError: there is no such checkpoint, or it belongs to another key.
@@ -73,9 +85,10 @@ def find(store: Store, text: str, *, key: str | None = None) -> Checkpoint:
         raise InvalidInputError(
             f"A checkpoint id must be a non-empty string, not {short_repr(text)}."
         )
-    owner, checkpoint = _find(store, text, key)
+    base = key if base is None else base
+    owner, checkpoint = _find(store, text, key, base)
     if checkpoint is None:
-        raise _not_found(store, text)
+        raise _not_found(store, _completed(text, base))
     if key is not None and owner != key:
         raise NotFoundError(
             f"The checkpoint {short_repr(text)} belongs to the key {short_repr(owner)}, not to "
@@ -100,6 +113,7 @@ def find_seq(store: Store, text: str, *, key: str) -> int:
     except UNUSABLE:
         if text == key:
             return next(store.entries(key, page=1)).seq
+        text = _completed(text, key)
         parsed = parse_checkpoint_id(text)
         short = _SHORT.fullmatch(text)
         if parsed is not None and parsed.key == key:
@@ -145,16 +159,24 @@ def _target(checkpoint: Checkpoint) -> CheckpointId | None:
     return parse_checkpoint_id(checkpoint.parents[0])
 
 
-def _find(store: Store, text: str, key: str | None) -> tuple[str, Checkpoint | None]:
+def _completed(text: str, base: str | None) -> str:
+    """Return a short form with its key; other texts unchanged."""
+    short = None if base is None else short_form(text)
+    return text if short is None else f"{base}{short}"
+
+
+def _find(
+    store: Store, text: str, key: str | None, base: str | None
+) -> tuple[str, Checkpoint | None]:
     """Return the key that `text` refers to, and the checkpoint if it exists."""
     parsed = parse_checkpoint_id(text)
     if parsed is not None and parsed.key == key:
         return parsed.key, _at(store, parsed)
     head = store.head(text) if _may_be_key(text) else None
     if head is None:
-        return _find_in(store, text)
+        return _find_in(store, _completed(text, base))
     if head.token is not None and key != text:
-        owner, other = _find_in(store, text)
+        owner, other = _find_in(store, _completed(text, base))
         is_own = other is not None and other.token is None
         if owner == key or (is_own and parsed is not None):  # a full id is unambiguous
             return owner, other

@@ -18,7 +18,7 @@ from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError, WorkspaceError
 from agent_checkpoint.options import Driver
 from agent_checkpoint.records import Kind, short_repr
-from agent_checkpoint.store.lookup import find
+from agent_checkpoint.store.lookup import find, short_form
 from agent_checkpoint.store.maintenance.safety_checkpoints import prune_safety_checkpoints
 from agent_checkpoint.store.objects.reader import OBJECT
 from agent_checkpoint.store.objects.references import ObjectRef
@@ -483,7 +483,8 @@ class Workspace:
             StorageError: the medium failed.
         """
         if isinstance(tree, str):
-            resolved = tree_in(self.store, find(self.store, tree))
+            base = None if short_form(tree) is None else self.key
+            resolved = tree_in(self.store, find(self.store, tree, base=base))
             if resolved is None:
                 raise InvalidInputError(
                     f"The checkpoint {short_repr(tree, 120)} contains no workspace."

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_time, one_line
 from agent_checkpoint.cli.prompts import confirmed, declined
-from agent_checkpoint.cli.store_location import StoreLocation
+from agent_checkpoint.cli.store_location import HERE, StoreLocation
 from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import parse_checkpoint_id
@@ -76,6 +76,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
 
 def _find_deletion(location: StoreLocation, manager: CheckpointManager, name: str) -> _Deletion:
     """Return the key or checkpoint to delete. Raises CheckpointError."""
+    name = location.key(manager, None) if name == HERE else name
     total = sum(1 for _ in manager.store.entries(name)) if name else 0
     if total:
         words = f"{one_line(name)}, {format_count(total, 'checkpoint')}"

@@ -12,7 +12,7 @@ from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, one_line
 from agent_checkpoint.cli.paths import RelativePaths, files_of
 from agent_checkpoint.cli.plan_output import show_foreign
-from agent_checkpoint.cli.store_location import StoreLocation, create_directory
+from agent_checkpoint.cli.store_location import HERE, StoreLocation, create_directory
 from agent_checkpoint.errors import ConflictError, InvalidInputError
 from agent_checkpoint.formatting import shell_quote
 from agent_checkpoint.manager.manager import CheckpointManager
@@ -48,7 +48,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
     """Create the fork."""
     with location.manager() as manager:
         key, at = _resolve(args, location, manager)
-        point = location.checkpoint(manager, location.id_of(manager, at, key))
+        point = location.checkpoint(manager, at, key)
         directory = None if args.into is None else _empty(Path(location.directory, args.into))
         tree = (tree_in if directory is None else files_of)(manager.store, point)
         of_others = is_foreign(manager.store, point)
@@ -92,9 +92,7 @@ def _resolve(
 ) -> tuple[str, str | None]:
     """Return the key to fork, and the checkpoint if one was given. Raises NotFoundError."""
     name: str = args.key
-    if name == ".":
-        return location.key(manager, None), args.at
-    if args.at is None and name not in manager.list_keys():
+    if args.at is None and name != HERE and name not in manager.list_keys():
         found = location.checkpoint(manager, name)
         return found.key, found.id
     return location.key(manager, name), args.at

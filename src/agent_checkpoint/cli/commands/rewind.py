@@ -16,13 +16,13 @@ from agent_checkpoint.cli.output import CommandResult, Output, format_time, json
 from agent_checkpoint.cli.paths import RelativePaths
 from agent_checkpoint.cli.plan_output import show_plan, show_plan_changes
 from agent_checkpoint.cli.prompts import confirmed, declined, show_plan_changed
-from agent_checkpoint.cli.store_location import StoreLocation, short_form
+from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import UNUSABLE, InvalidInputError, NotFoundError
 from agent_checkpoint.formatting import shell_quote
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint, Kind, short_repr
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
-from agent_checkpoint.store.lookup import find
+from agent_checkpoint.store.lookup import find, short_form
 from agent_checkpoint.workspace.restore.plan import PlanChangedError
 
 EXAMPLES = """
@@ -142,11 +142,8 @@ def _key(args: Args, location: StoreLocation, manager: CheckpointManager) -> str
 
 
 def _target(name: str, location: StoreLocation, manager: CheckpointManager, key: str) -> Checkpoint:
-    short = short_form(name)
-    if short is not None:
-        return find(manager.store, key + short, key=key)
     try:
-        return location.checkpoint(manager, name)
+        return location.checkpoint(manager, name, key)
     except NotFoundError:
         for checkpoint, note in _rows(manager, key):
             if any(call.id == name for call in note.calls) and not note.event.startswith("Pre"):

@@ -79,7 +79,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         _load(module, location)
     with location.manager() as manager:
         key = location.key(manager, args.key, sessions=True)
-        to = None if args.to is None else location.id_of(manager, args.to, key)
+        to: str | None = args.to
         paths = RelativePaths(place or _directory(manager, key), location.directory)
         forgets = parts is None or any(name != "workspace" for name in parts)
         question = f"Roll back {one_line(key, 60)}? A running agent can no longer save to it"

@@ -35,7 +35,7 @@ def find_target(state: SessionState, to: str | None, steps: int) -> Checkpoint:
     """
     store = state.manager.store
     if to is not None:
-        target = find(store, to)
+        target = find(store, to, base=state.key)
         ours = {state.key, *(key for key, _ in state.record.lineage)}
         if target.key not in ours:
             raise InvalidInputError(
