@@ -274,10 +274,11 @@ def test_the_beginning_of_two_requests() -> None:
 
 
 def test_an_approval_with_other_arguments(request_id: str) -> None:
-    assert run("approvals", "edit", request_id, "--set", "notes=Fewer").status == 2
-    assert run("approvals", "edit", request_id, "--set", "notes").status == 2
-    assert run("approvals", "edit", request_id, "--set", 'note="x"').status == 2
-    assert run("approvals", "edit", request_id, "--set", 'notes="Fewer."').status == 0
+    assert run("approvals", "edit", request_id, "--set-json", "notes=Fewer").status == 2
+    for option in ("--set", "--set-json"):
+        assert run("approvals", "edit", request_id, option, "notes").status == 2
+        assert run("approvals", "edit", request_id, option, 'note="x"').status == 2
+    assert run("approvals", "edit", request_id, "--set", "notes=Fewer.").status == 0
     with Session("release"):
         assert publish("1.2", "Many things.") == "published 1.2: Fewer."
         assert publish("1.2", "Many things.") == "published 1.2: Fewer."  # from the ledger
@@ -285,6 +286,26 @@ def test_an_approval_with_other_arguments(request_id: str) -> None:
     assert shown.count("publish(version='1.2', notes='Fewer.')") == 2
     assert "notes='Many things.'" not in shown
     assert "  approved, used by " in run("approvals", "--all").out
+
+
+def test_an_edit_keeps_the_type_of_the_argument(request_id: str) -> None:
+    """`version=1.3` became a number, and the approved call failed."""
+    done = run("approvals", "edit", request_id, "--set", "version=1.3", "--json").data
+    assert done["arguments"] == {"version": "1.3", "notes": "Many things."}
+    with Session("release"):
+        assert publish("1.2", "Many things.") == "published 1.3: Many things."
+
+
+def test_an_answer_is_revoked(request_id: str) -> None:
+    assert "approvals revoke" in run("approvals", "edit", request_id, "--set", "notes=x").out
+    revoked = run("approvals", "revoke", request_id, "--by", "ann", "--json").data
+    assert revoked["status"] == "pending"
+    assert revoked["reason"] == "the earlier answer (approved) was revoked by ann"
+    assert revoked["arguments"] == {"version": "1.2", "notes": "Many things."}
+    assert run("approvals", "revoke", request_id).status == 4
+    assert "revoked by ann" in run("approvals").out
+    assert run("approvals", "deny", request_id, "--reason", "no").status == 0
+    assert "waits for another answer" in run("approvals", "revoke", request_id).out
 
 
 def test_an_approval_in_an_editor(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import Approvals, CheckpointManager, Session, Suspended, tool
+from agent_checkpoint.records import same_json
 from agent_checkpoint.session.session_record import read_session_record
 from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.web.pages import fork_page
@@ -50,7 +51,7 @@ def test_a_call_is_approved_as_it_is(acting: Visitor, example: Place) -> None:
 
 def test_a_call_is_approved_with_other_arguments(acting: Visitor) -> None:
     form = {
-        "argument.0": '"2.5"',
+        "argument.0": "2.5",
         "argument.1": '[\n  "web-1",\n  "web-2"\n]',
     }
     name = approval(acting)
@@ -65,10 +66,78 @@ def test_a_call_is_approved_with_other_arguments(acting: Visitor) -> None:
 
 
 def test_arguments_that_are_no_json_are_refused(acting: Visitor) -> None:
-    answer = acting.approve(approval(acting), **{"argument.0": "2.5 and more"})
+    for form in (
+        {"argument.0": "2.5 and more", "json.argument.0": "yes"},
+        {"argument.1": "web-1, web-2"},
+    ):
+        answer = acting.approve(approval(acting), **form)
+        assert answer.status_code == 400
+        assert "not JSON" in answer.text
+        assert approval(acting)
+
+
+@pytest.mark.parametrize("text", ["2.5", "true", "null", '"2.5"', "[1]", "2.5 and\n\n more\n", ""])
+def test_text_stays_text(acting: Visitor, text: str) -> None:
+    """A version `1.2` became a number, and the approved call failed."""
+    assert asked_to_send(acting, "2.4") == "2.4"
+    assert "json.argument.0" in acting.text("/effects", key="sender")
+    assert sent(acting, text) == text
+
+
+@pytest.mark.parametrize(
+    ("what", "text"), [(1, "1.5"), (1, "true"), (1.5, '"x"'), (True, "1"), ([1], "{}"), (None, "1")]
+)
+def test_another_type_needs_the_switch(acting: Visitor, what: Any, text: str) -> None:
+    asked_to_send(acting, what)
+    (request,) = [one for one in Approvals(acting.manager).pending() if one.tool == "send"]
+    answer = acting.approve(request.id, **{"argument.0": text})
     assert answer.status_code == 400
-    assert "not JSON" in answer.text
-    assert approval(acting)
+    assert "Switch its field to JSON" in answer.text
+    assert same_json(sent(acting, text, is_json=True), json.loads(text))
+
+
+def test_a_number_keeps_its_type(acting: Visitor) -> None:
+    asked_to_send(acting, 1.5)
+    assert repr(sent(acting, "2")) == "2.0"
+
+
+def test_text_is_shown_as_text(acting: Visitor) -> None:
+    text = '\nDear Ann,\n\n  "<b>1.2</b>"\tis out. \\n is not a line end.\n'
+    assert asked_to_send(acting, text) == text
+    assert sent(acting, text) == text
+    html = acting.text("/effects", key="sender")
+    assert f"\n{text}</pre>" in unescape(html)  # of the closed request
+    assert "…" not in html.partition("Closed requests")[2]
+
+
+@pytest.mark.parametrize("text", ["a\rb", "a\r\nb", "\u202eabc", "a\u200bb", "a\x00b"])
+def test_text_with_hidden_characters_is_shown_as_json(acting: Visitor, text: str) -> None:
+    shown = asked_to_send(acting, text)
+    assert shown.startswith('"')
+    assert json.loads(shown) == text
+    assert sent(acting, shown) == text
+
+
+def test_an_answer_is_confirmed_and_can_be_revoked(acting: Visitor) -> None:
+    name = approval(acting)
+    acting.approve(name, **{"argument.0": "2.5"})
+    html = acting.text("/request", id=name)
+    assert "Approved. The session calls" in html
+    assert "2.5</pre>" in html
+    assert 'action="revoke"' in html
+    assert acting.post("/revoke", {"approval": name}).headers["location"] == f"request?id={name}"
+    html = acting.text("/request", id=name)
+    assert "was revoked by the web page" in html
+    assert "2.4.1</textarea>" in html
+    assert acting.post("/revoke", {"approval": name}).status_code == 409
+    assert acting.post("/deny", {"approval": name, "reason": "no"}).status_code == 303
+    assert "Denied. The call is not made" in acting.text("/request", id=name)
+    acting.post("/revoke", {"approval": name})
+    acting.approve(name)
+    with Session(KEY, store=acting.manager) as session:
+        assert session.carry_out()[0]["result"] == "deployed 2.4.1"
+    assert 'action="revoke"' not in acting.text("/request", id=name)
+    assert acting.post("/revoke", {"approval": name}).status_code == 409
 
 
 def test_a_call_is_denied_with_a_reason(acting: Visitor) -> None:
@@ -97,14 +166,18 @@ def asked_to_send(visitor: Visitor, what: Any) -> str:
         send(what)
     assert session
     text = visitor.text("/effects", key="sender")
-    found = re.search(r'<textarea name="argument.0[^>]*>(.*?)</textarea>', text, re.DOTALL)
+    found = re.search(r'<textarea name="argument.0[^>]*>\n(.*?)</textarea>', text, re.DOTALL)
     return unescape(found[1]) if found else ""
 
 
-def sent(visitor: Visitor, text: str) -> Any:
+def sent(visitor: Visitor, text: str, *, is_json: bool = False) -> Any:
     """Approve with a text in the field, and return what is sent then."""
     (request,) = [one for one in Approvals(visitor.manager.store).pending() if one.tool == "send"]
-    answer = visitor.approve(request.id, **{"argument.0": text.replace("\n", "\r\n")})
+    form = {
+        "argument.0": text.replace("\n", "\r\n"),
+        **({"json.argument.0": "yes"} if is_json else {}),
+    }
+    answer = visitor.approve(request.id, **form)
     assert answer.status_code == 303, answer.text
     with Session("sender", store=visitor.manager) as session:
         return session.carry_out()[0]["result"]
@@ -125,7 +198,7 @@ def test_what_is_approved_is_what_is_seen(acting: Visitor) -> None:
 )
 def test_an_edit_counts_though_python_calls_it_equal(acting: Visitor, what: Any, text: str) -> None:
     asked_to_send(acting, what)
-    assert repr(sent(acting, text)) == repr(json.loads(text))
+    assert repr(sent(acting, text, is_json=True)) == repr(json.loads(text))
 
 
 def test_large_numbers_are_shown_as_numbers_and_can_be_changed(acting: Visitor) -> None:
@@ -142,7 +215,7 @@ def test_what_cannot_be_edited_is_said_so(acting: Visitor) -> None:
 
 @pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", "[" * 3000 + "]" * 3000, "9" * 5000])
 def test_what_is_no_json_is_refused_and_is_no_fault(acting: Visitor, text: str) -> None:
-    answer = acting.approve(approval(acting), **{"argument.0": text})
+    answer = acting.approve(approval(acting), **{"argument.1": text})
     assert answer.status_code == 400
     (effect,) = [item for item in ledger(acting).all_effects() if item.status == "unknown"]
     form = {"key": KEY, "effect": effect.id, "happened": "yes", "result": text}

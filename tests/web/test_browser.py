@@ -172,7 +172,7 @@ def test_colours_can_be_told_apart(served: Served, manager: CheckpointManager) -
 def test_from_a_refusal_one_gets_back_to_the_form(served: Served, example: Place) -> None:
     with opened(example.store) as manager:
         page = served.tab(manager).open("/approvals")
-        page.locator("textarea").first.fill("no quotes")
+        page.locator("textarea").nth(1).fill("no quotes")  # of a list
         press(page, "Approve")
         page.get_by_text("A string needs quotes").wait_for()
         page.get_by_role("button", name="Go back").click()
@@ -185,7 +185,7 @@ def test_acting_with_a_preview_and_a_confirmation(served: Served, example: Place
     with opened(example.store) as manager:
         tab = served.tab(manager)
         page = tab.open(f"/effects?key={KEY}")
-        page.locator("textarea").first.fill('"2.5"')
+        page.locator("textarea").first.fill("2.5")
         press(page, "Approve")
         page.get_by_text("approved", exact=True).wait_for()
         page = tab.open(f"/effects?key={KEY}")

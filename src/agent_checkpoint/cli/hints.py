@@ -21,6 +21,7 @@ HINTS = {
     "history": "`{run} log {key}` lists its checkpoints.",
     "import": "Otherwise ask its owner for an archive exported from a copy of the store; then "
     "`{run} delete` the key here and `{run} import` the archive.",
+    "json_value": "To change its type, use --set-json {name}=JSON.",
     "limit": "Exclude generated files with --ignore or .checkpointignore, or raise --limit.",
     "list_keys": "`{run} keys` lists all keys.",
     "missing_object": "Restore it from a backup; `{run} verify` lists the affected checkpoints.",

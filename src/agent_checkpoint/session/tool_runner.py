@@ -7,6 +7,7 @@ blocking I/O is moved off the event loop.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from agent_checkpoint.errors import (
@@ -257,6 +258,8 @@ class ToolRunner:
         request = call.request or find_request(ledger, state.key, call.identity, call.digest)
         if request is None:
             self._suspend(call, new_request_id(), is_new=True)
+        # A copy: the call uses this answer, or none if it is revoked meanwhile.
+        request = replace(request, parts=dict(request.parts))
         check_same_tool(tool, request, request.title)
         if request.status == PENDING:
             self._suspend(call, request.id, is_new=False)

@@ -55,6 +55,7 @@ GET_ROUTES: dict[str, Callable[[Site, Request], Response]] = {
 POST_ROUTES: dict[str, Callable[[Site, Request], Awaitable[Response]]] = {
     "/approve": approval_page.approve,
     "/deny": approval_page.deny,
+    "/revoke": approval_page.revoke,
     "/resolve": approval_page.resolve,
     "/preview": rollback_page.create_preview,
     "/rollback": rollback_page.rollback,

@@ -16,9 +16,14 @@ from agent_checkpoint.cli.output import CommandResult, Output, format_time, one_
 from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import CheckpointError, InvalidInputError, StateError
-from agent_checkpoint.formatting import value_summary
-from agent_checkpoint.records import short_repr
+from agent_checkpoint.formatting import shell_quote, value_summary
+from agent_checkpoint.records import same_json, short_repr
 from agent_checkpoint.session.effects.approvals import Approvals
+from agent_checkpoint.session.effects.edited_arguments import (
+    fitting_value,
+    read_json,
+    typed_value,
+)
 from agent_checkpoint.store.store import Store
 
 EXAMPLES = """
@@ -26,10 +31,12 @@ agent-checkpoint approvals                     pending requests of all sessions
 agent-checkpoint approvals list fix-bug-42     pending requests of one session
 agent-checkpoint approvals approve approval-3f2a
 agent-checkpoint approvals deny approval-3f2a --reason "not on a Friday"
-agent-checkpoint approvals edit approval-3f2a --set 'cents=995'
+agent-checkpoint approvals revoke approval-3f2a    take the answer back, if it was not used yet
+agent-checkpoint approvals edit approval-3f2a --set cents=995 --set 'title=Version 1.2'
+agent-checkpoint approvals edit approval-3f2a --set-json 'cents="all of it"'   another type
 agent-checkpoint approvals edit approval-3f2a      edit the arguments in $EDITOR
 """
-VERBS = ("list", "approve", "deny", "edit")
+VERBS = ("list", "approve", "deny", "edit", "revoke")
 
 
 class _Row(NamedTuple):
@@ -45,7 +52,8 @@ def arguments(parser: ArgumentParser) -> None:
         nargs="?",
         choices=VERBS,
         default="list",
-        help="list (default), approve, deny, or edit: approve with changed arguments",
+        help="list (default), approve, deny, edit: approve with changed arguments, or revoke an "
+        "answer that was not used yet",
     )
     parser.add_argument(
         "name",
@@ -61,8 +69,16 @@ def arguments(parser: ArgumentParser) -> None:
         "--set",
         action="append",
         default=[],
+        metavar="NAME=VALUE",
+        help="edit: set an argument to a value of the same type; text needs no quotes; repeatable "
+        "(default: open $EDITOR)",
+    )
+    parser.add_argument(
+        "--set-json",
+        action="append",
+        default=[],
         metavar="NAME=JSON",
-        help="edit: set an argument to a JSON value; repeatable (default: open $EDITOR)",
+        help="edit: set an argument to a JSON value of any type; repeatable",
     )
     parser.add_argument(
         "--by", metavar="WHO", help="name of the approver (default: your user name)"
@@ -86,6 +102,8 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
         by = args.by or _user()
         if args.verb == "deny":
             approvals.deny(name, args.reason, by=by)
+        elif args.verb == "revoke":
+            approvals.revoke(name, by=by)
         else:
             edit = _edited(args, approvals, name) if args.verb == "edit" else None
             approvals.approve(name, edit=edit, by=by)
@@ -93,10 +111,15 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
         data["arguments"] = _arguments(approvals, name)
 
     def show_answer(out: Output) -> None:
-        out.line(f"{data['status'].capitalize()}: {one_line(data['words'], 200)}", style="green")
+        done = "Revoked" if args.verb == "revoke" else data["status"].capitalize()
+        out.line(f"{done}: {one_line(data['words'], 200)}", style="green")
         if args.verb == "edit":
             out.line(f"  with {value_summary(data['arguments'], 500)}")
-        out.line("The session uses the decision when it is resumed.")
+        if args.verb == "revoke":
+            out.line("The request waits for another answer.")
+        else:
+            out.line("The session uses the decision when it is resumed.")
+            out.hint("Until then, to revoke it", f"approvals revoke {shell_quote(name)}")
 
     return CommandResult(data, show_answer)
 
@@ -122,22 +145,30 @@ def _arguments(approvals: Approvals, name: str) -> dict[str, Any] | None:
 
 
 def _edited(args: Namespace, approvals: Approvals, name: str) -> dict[str, Any]:
-    if not args.set:
-        return _from_editor(approvals.arguments(name))
-    import json
-
+    current = approvals.arguments(name)
+    if not args.set and not args.set_json:
+        return _from_editor(current)
     found = {}
     for assignment in args.set:
-        argument, equals, text = assignment.partition("=")
-        if not equals:
-            raise InvalidInputError(f"--set needs NAME=JSON, not {short_repr(assignment)}.")
+        argument, text = _split(assignment, "--set", "VALUE")
+        # A name that the call does not have is refused below, by `approve`.
+        found[argument] = typed_value(argument, current.get(argument, ""), text)
+    for assignment in args.set_json:
+        argument, text = _split(assignment, "--set-json", "JSON")
         try:
-            found[argument] = json.loads(text)
+            found[argument] = read_json(text)
         except ValueError:
             raise InvalidInputError(
-                f"{short_repr(text)} is not JSON. Quote strings: --set '{argument}=\"…\"'"
+                f"{short_repr(text)} is not JSON. For text, use --set {argument}=TEXT."
             ) from None
     return found
+
+
+def _split(assignment: str, option: str, what: str) -> tuple[str, str]:
+    argument, equals, text = assignment.partition("=")
+    if not equals:
+        raise InvalidInputError(f"{option} needs NAME={what}, not {short_repr(assignment)}.")
+    return argument, text
 
 
 def _from_editor(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -175,12 +206,35 @@ def _from_editor(arguments: dict[str, Any]) -> dict[str, Any]:
         raise InvalidInputError(
             "Arguments are missing in the edited text. The request is still pending."
         )
-    changed = {name: value for name, value in after.items() if value != kept.get(name)}
+    changed = {
+        name: value
+        for name, value in after.items()
+        if name not in kept or not same_json(value, kept[name])
+    }
+    for name in changed.keys() & arguments.keys():
+        changed[name] = _as_before(name, arguments[name], kept[name], changed[name])
     if not changed:
         raise InvalidInputError(
             "No argument was changed. Use `approvals approve` to approve the call unchanged."
         )
     return changed
+
+
+def _as_before(name: str, current: Any, as_json: Any, edited: Any) -> Any:
+    """Return an edited JSON value with the type of the argument, where JSON has no such type.
+
+    Raises:
+        InvalidInputError: JSON cannot represent the argument, so types in it would be lost.
+    """
+    if (list(current) if isinstance(current, tuple) else current) != as_json:
+        raise InvalidInputError(
+            f"The argument {short_repr(name)} has values that JSON does not have. Edit it from "
+            "Python. The request is still pending."
+        )
+    is_same_kind = isinstance(current, tuple) or type(current) is float
+    if is_same_kind and type(edited) in (list, int):
+        return fitting_value(name, current, edited)
+    return edited
 
 
 def _user() -> str | None:

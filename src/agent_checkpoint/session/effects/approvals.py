@@ -130,6 +130,34 @@ class Approvals:
         """Deny a call; the agent gets the reason. Raises the same errors as `approve`."""
         self._answer(approval_id, approved=False, reason=reason, by=by, parts={})
 
+    def revoke(self, approval_id: str, *, by: str | None = None) -> None:
+        """Revoke an answer that was not used yet; the request waits for an answer again.
+
+        Args:
+            approval_id: the id of the request.
+            by: the name of the person who revokes the answer.
+
+        Raises:
+            NotFoundError: there is no such request.
+            ConflictError: there is no answer, or it was already used or voided.
+            IntegrityError: a ledger is damaged, and no readable one has the request.
+        """
+        ledger, request = self._find(approval_id)
+
+        def guard() -> None:
+            if request.status == PENDING:
+                raise ConflictError(f"The request {approval_id} has no answer to revoke.")
+            if not request.is_answered:
+                raise ConflictError(
+                    f"The answer to {approval_id} cannot be revoked: it is already "
+                    f"{request.status}."
+                )
+
+        # Versions that do not know `reopen` treat the request as void: they never use the answer.
+        who = "" if by is None else f" by {by}"
+        reason = f"the earlier answer ({request.answer}) was revoked{who}"
+        ledger.append(VOID, guard=guard, requests=[approval_id], reason=reason[:500], reopen=True)
+
     def _answer(self, approval_id: str, **answer: Any) -> None:
         ledger, _ = self._find(approval_id)
 
@@ -182,7 +210,9 @@ class Approvals:
 def _unreadable(family: str, error: CheckpointError) -> ApprovalRequest:
     """Return the placeholder for the requests of an unreadable ledger."""
     name, why = PREFIX + family, str(error)
-    texts = dict.fromkeys(("session", "tool", "module", "identity", "digest", "at"), "")
+    texts: dict[str, Any] = dict.fromkeys(
+        ("session", "tool", "module", "identity", "digest", "at"), ""
+    )
     return ApprovalRequest(
         id=name,
         **texts,
@@ -259,11 +289,19 @@ def consume_answer(ledger: Ledger, request: ApprovalRequest, epoch: Epoch) -> No
 
 
 def check_answer_usable(ledger: Ledger, request: ApprovalRequest) -> None:
-    """Refuse an answer that was used or voided meanwhile. Raises ConflictError."""
-    status = ledger.state.requests[request.id].status
-    if status not in (APPROVED, DENIED):
+    """Refuse an answer that was used, voided, revoked or replaced meanwhile.
+
+    Raises ConflictError.
+    """
+    current = ledger.state.requests[request.id]
+    if not current.is_answered:
         raise ConflictError(
-            f"The answer to approval request {request.id} cannot be used: it is already {status}."
+            f"The answer to approval request {request.id} cannot be used: the request is already "
+            f"{current.status}."
+        )
+    if current.answer_seq != request.answer_seq:
+        raise ConflictError(
+            f"The answer to approval request {request.id} was replaced by another one. Call again."
         )
 
 

@@ -139,7 +139,12 @@ _RULES: dict[str, Rules] = {
         "by": _is_text_or_none,
     },
     "used": _ABOUT_REQUEST,
-    "void": {"ts_ns": _is_time, "requests": _are_texts, "reason": _is_text_or_none},
+    "void": {
+        "ts_ns": _is_time,
+        "requests": _are_texts,
+        "reason": _is_text_or_none,
+        "reopen": lambda value: value is None or _is_bool(value),
+    },
     "finished": {"ts_ns": _is_time, "checkpoint": _is_text},
     "imported": {"ts_ns": _is_time},
 }

@@ -98,6 +98,8 @@ class ApprovalRequest(_Call):
     """The reason why the request was denied, is void, or is unreadable."""
     part: str | None = None
     call_id: str | None = None
+    answer_seq: int = 0
+    """The number of the record with the answer; another answer has another number."""
 
     def __repr__(self) -> str:
         return f"<ApprovalRequest {self.id}: {self.title}, {self.status}>"
@@ -114,6 +116,11 @@ class ApprovalRequest(_Call):
     def is_expired(self) -> bool:
         """Whether the request has expired: it cannot be answered, and its answer cannot be used."""
         return self.expires is not None and time.time() > self.expires
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the request has an answer that was not used yet and can be revoked."""
+        return self.status in (APPROVED, DENIED)
 
     @property
     def is_open(self) -> bool:
@@ -256,6 +263,7 @@ class LedgerState:
             return
         request.reason = record.get("reason")
         request.parts.update(record["parts"])
+        request.answer_seq = seq
         request.status = request.answer = APPROVED if record["approved"] else DENIED
         if record["approved"] and "instead" in record:
             # The approver may have edited the arguments: the original ones were not approved.
@@ -267,7 +275,12 @@ class LedgerState:
     def _void(self, seq: int, record: dict[str, Any]) -> None:
         for name in record["requests"]:
             request = self.requests[name]
-            request.status, request.reason = VOID, record.get("reason") or request.reason
+            if not record.get("reopen"):
+                request.status, request.reason = VOID, record.get("reason") or request.reason
+            elif request.is_answered:  # else it was used, or voided by a purge, before
+                request.parts.pop("edited", None)
+                request.status, request.answer, request.by = PENDING, None, None
+                request.reason = record.get("reason")
 
     def _imported(self, seq: int, record: dict[str, Any]) -> None:
         self.epochs.clear()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from hashlib import sha256
-from math import isfinite
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
@@ -23,6 +22,7 @@ from agent_checkpoint.errors import (
 from agent_checkpoint.formatting import json_text
 from agent_checkpoint.records import same_json, short_repr
 from agent_checkpoint.session.effects.approvals import Approvals
+from agent_checkpoint.session.effects.edited_arguments import fitting_value, read_json, type_name
 from agent_checkpoint.session.effects.outcomes import resolve_effect
 from agent_checkpoint.session.session_record import SessionRecord, read_session_record
 from agent_checkpoint.store.ledger.ledger import Ledger
@@ -34,7 +34,7 @@ from agent_checkpoint.store.ledger.ledger_state import (
     Effect,
 )
 from agent_checkpoint.web.auth import secrets_equal
-from agent_checkpoint.web.page_text import MAX_NAME, columns, encode_field, link
+from agent_checkpoint.web.page_text import MAX_NAME, columns, encode_field, link, shown
 from agent_checkpoint.web.rendering import (
     RequestError,
     Site,
@@ -43,7 +43,13 @@ from agent_checkpoint.web.rendering import (
     query_params,
     required,
 )
-from agent_checkpoint.web.state.lazy_state import MAP, ReadLimitExceeded, StateReader, large_int
+from agent_checkpoint.web.state.lazy_state import (
+    MAP,
+    STRING,
+    ReadLimitExceeded,
+    StateReader,
+    large_int,
+)
 from agent_checkpoint.web.state.outline import render, render_exact
 
 PAGE = 100
@@ -61,6 +67,8 @@ _MAX_ARGUMENTS = 400
 _COLUMNS = 30
 """Characters on a line of a text field on a narrow screen."""
 _BY = "the web page"
+TEXT = "text"
+"""The type of an argument that is shown and edited as text."""
 
 
 class Argument(NamedTuple):
@@ -68,9 +76,13 @@ class Argument(NamedTuple):
 
     name: str
     text: str
-    """Editable JSON, or an unambiguous rendering of the value."""
+    """Editable text or JSON, or an unambiguous rendering of the value."""
+    type: str
+    """The type, for people: `text` if the text is the value itself."""
     can_be_edited: bool
     is_whole: bool
+    value: Any = None
+    """The value as plain JSON, if it can be edited."""
 
     @property
     def rows(self) -> int:
@@ -105,7 +117,7 @@ class RequestRow(NamedTuple):
         is_whole = all(argument.is_whole for argument in self.arguments)
         if self.problem or not is_whole or max(map(len, names)) > MAX_NAME:
             return ""
-        arguments = [(argument.name, argument.text) for argument in self.arguments]
+        arguments = [argument[:3] for argument in self.arguments]
         call = [request.id, request.session, request.tool, request.digest, arguments]
         return sha256(json.dumps(call).encode()).hexdigest()
 
@@ -198,6 +210,18 @@ async def deny(site: Site, request: Request) -> Response:
     return await site.in_thread(run)
 
 
+async def revoke(site: Site, request: Request) -> Response:
+    """Revoke an answer that was not used yet."""
+    form = await site.form(request)
+
+    def run() -> Response:
+        approval = required(form, "approval")
+        Approvals(site.store).revoke(approval, by=_BY)
+        return _answered(approval)
+
+    return await site.in_thread(run)
+
+
 async def resolve(site: Site, request: Request) -> Response:
     """Record the outcome of a side effect whose outcome is unknown."""
     form = await site.form(request)
@@ -222,21 +246,40 @@ def _approve(site: Site, form: dict[str, str]) -> Response:
         for index, argument in enumerate(row.arguments)
         if argument.can_be_edited
     }
-    if any(name.startswith("argument.") and name not in fields for name in form):
+    if any(name.startswith("argument.") and name not in fields for name in _bare(form)):
         raise RequestError(409, "Not approved: the form belongs to another call. Reload the page.")
     for name, argument in fields.items():
         if name not in form:
             continue
-        text = form[name]
-        value = _read(
-            text,
-            f'The argument {short_repr(argument.name)} is not JSON. A string needs quotes: "text".',
-        )
+        value = _edited(argument, form[name], is_json=form.get(f"json.{name}") == "yes")
         # Browsers change line ends. Compare values, so that an untouched field is not an edit.
-        if not same_json(value, json.loads(argument.text)):
+        if not same_json(value, argument.value):
             edit[argument.name] = value
     approvals.approve(approval.id, edit=edit or None, by=_BY)
     return _answered(approval.id)
+
+
+def _bare(form: dict[str, str]) -> list[str]:
+    """Return the names of fields; a switch has the name of its field after `json.`."""
+    return [name.removeprefix("json.") for name in form]
+
+
+def _edited(argument: Argument, text: str, *, is_json: bool) -> Any:
+    """Return the value of a field: of the type of the argument, unless its switch is on.
+
+    Raises:
+        RequestError: the text is not a value of this type, or not JSON.
+    """
+    if argument.type == TEXT and not is_json:  # it has no CR: see _as_text
+        return text.replace("\r\n", "\n").replace("\r", "\n")
+    name = argument.name
+    value = _read(text, f'The argument {short_repr(name)} is not JSON. A string needs quotes: "x".')
+    try:
+        return value if is_json else fitting_value(name, argument.value, value)
+    except InvalidInputError as error:
+        raise RequestError(
+            400, error.with_hint("Switch its field to JSON to change its type.")
+        ) from None
 
 
 def _resolve(site: Site, form: dict[str, str]) -> Response:
@@ -327,17 +370,41 @@ def _arguments(site: Site, parts: dict[str, Any], most: int) -> list[Argument]:
     editable = MAX_ON_CARD
     for argument, tree in members.items():
         try:
-            text = json_text(_plain(tree))
+            value = _plain(tree)
+            text, kind = _as_text(value)
         except _Tagged:
-            text = ""
-        if 0 < len(text) <= editable:
+            value, text, kind = None, "", ""
+        if kind and len(text) <= editable:
             editable -= len(text)
-            arguments.append(Argument(argument, text, can_be_edited=True, is_whole=True))
+            arguments.append(Argument(argument, text, kind, True, True, value))
         else:
-            text, is_whole = render_exact(reader, tree, most)
-            arguments.append(Argument(argument, text, can_be_edited=False, is_whole=is_whole))
+            text, kind, is_whole = _long(reader, tree, most)
+            arguments.append(Argument(argument, text, kind, False, is_whole))
         most = max(0, most - len(text))
     return arguments
+
+
+def _as_text(value: Any) -> tuple[str, str]:
+    """Return a plain value as text and its type for people.
+
+    A string is shown as it is, unless it has characters that are invisible or reorder others:
+    then as JSON, which shows them escaped.
+    """
+    if isinstance(value, str):
+        return (value, TEXT) if shown(value) == value else (json_text(value), "text as JSON")
+    return json_text(value), type_name(value)
+
+
+def _long(reader: StateReader, tree: Any, most: int) -> tuple[str, str, bool]:
+    """Return text, type and completeness of a value that cannot be edited."""
+    shape = reader.shape(tree)
+    if shape.kind != STRING or shape.type != TEXT:
+        text, is_whole = render_exact(reader, tree, most)
+        return text, shape.type, is_whole
+    text, is_whole = render(reader, tree, most)
+    if shown(text) != text:
+        return json.dumps(text, ensure_ascii=False), "text as JSON", is_whole
+    return text, TEXT, is_whole
 
 
 class _Tagged(Exception):
@@ -360,14 +427,6 @@ def _plain(tree: Any) -> Any:
 def _read(text: str, message: str) -> Any:
     """Parse JSON without NaN and infinities. Raises RequestError."""
     try:
-        return json.loads(text, parse_constant=_reject, parse_float=_finite)
-    except (ValueError, RecursionError):
+        return read_json(text)
+    except ValueError:
         raise RequestError(400, message) from None
-
-
-def _reject(text: str) -> Any:
-    raise ValueError(text)
-
-
-def _finite(text: str) -> float:
-    return float(text) if isfinite(float(text)) else _reject(text)
