@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_checkpoint.cli import extras
 from agent_checkpoint.cli.args import parser_of, root_parser
 from agent_checkpoint.cli.command_table import COMMANDS, CommandRow, find_command
 from agent_checkpoint.cli.reference_page import page
@@ -295,5 +296,66 @@ def test_it_works_without_rich(tmp_path: Path, repo: Path) -> None:
         "sys.exit(main(['keys', '--json']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert len(json.loads(done.stdout)) == 1
+    assert len(json.loads(done.stdout)["items"]) == 1
     assert run_process("keys", at=tmp_path).status == 0
+
+
+def test_json_says_its_version(repo: Path) -> None:
+    for words in (["keys"], ["show"], ["log"], ["effects", "--all"], ["approvals"], ["stats"]):
+        data = json.loads(run(*words, "--json", at=repo).out)
+        assert next(iter(data)) == "format_version"
+        assert data["format_version"] == 1
+    assert [row["seq"] for row in json.loads(run("keys", "--json").out)["items"]] == [2]
+
+
+def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "agent_checkpoint.web.server.server", None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "uvicorn" else name)
+    ran = run("ui", at=tmp_path)
+    assert (ran.status, ran.out) == (1, "")
+    assert "The web UI needs the extra 'web' (uvicorn), which is not installed." in ran.err
+    command = ran.err.partition("Run: ")[2]
+    assert re.search(r"-m pip install 'jinja2>=[^']*' 'starlette>=[^']*' 'uvicorn>=", command)
+    assert "agent-checkpoint[" not in ran.err  # on no index
+
+
+def test_doctor_lists_all_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import metadata
+
+    known = set(metadata("agent-checkpoint").get_all("Provides-Extra") or ()) - {"all"}
+    assert known == set(extras.MODULES)
+    shown = run("doctor").out
+    for extra in known:
+        assert f"installed (extra {extra})" in shown
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    shown = run("doctor").out
+    assert "web: not installed (extra web)" in shown
+    assert "pip install 'jinja2>=" in shown
+
+
+def test_requirements_keep_their_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["a>=1; extra == 'fast'", 'b; (python_version < "3.14") and extra == "fast"', "c"]
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: lines)
+    command = extras.install_command("fast")
+    assert command.endswith("""pip install 'a>=1' 'b; (python_version < "3.14")'""")
+
+
+def test_the_help_of_the_demo_offers_what_it_takes() -> None:
+    shown = run("demo", "--help").out
+    assert "--in DIR" in shown
+    assert "--store" not in shown
+    assert "--shared" not in shown
+
+
+def test_many_files_elsewhere_are_counted(tmp_path: Path) -> None:
+    place = tmp_path / "many"
+    place.mkdir()
+    for number in range(40):
+        (place / f"file{number}").write_text("x")
+    run("save", at=place)
+    shown = run("restore", ".", "--into", tmp_path / "copy", "--yes", at=place).out
+    assert "write 40 files" in shown
+    assert len(shown.splitlines()) < 6
+    assert len(list((tmp_path / "copy").iterdir())) == 40
+    few = run("restore", ".", "file1", "--into", tmp_path / "few", "--yes", at=place).out
+    assert "write file1" in few

@@ -20,6 +20,7 @@ ARGUMENTS: dict[str, list[list[str]]] = {
     "show": [[KEY], [KEY, "--json"], ["größe"]],
     "diff": [[], ["--json"]],
     "restore": [["@1", "--dry-run"], ["@1", "--yes", "--json"]],
+    "undo": [["--dry-run", "--json"], ["größe"]],
     "watch": [["keine-größe"]],
     "run": [["--", "true", "größe"]],
     "rollback": [[KEY, "--dry-run"], [KEY, "--dry-run", "--json"]],

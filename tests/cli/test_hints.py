@@ -168,7 +168,6 @@ def test_a_number_alone(repo: Path) -> None:
     [
         ("help", "agent-checkpoint --help"),
         ("version", "agent-checkpoint --version"),
-        ("undo", "agent-checkpoint restore"),
         ("list", "agent-checkpoint keys"),
         ("status", "agent-checkpoint diff"),
     ],

@@ -1,5 +1,6 @@
 """On a terminal, and elsewhere: colours, questions, progress, and their absence."""
 
+import io
 import json
 import os
 import pty
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_checkpoint.cli.output import Output
 from tests.cli.world import opened, run_process
 
 pytest.importorskip("rich")
@@ -182,3 +184,42 @@ def test_bytes_are_not_for_a_terminal(repo: Path) -> None:
     assert run_process("save", at=repo).status == 0
     status, seen = on_terminal("show", "@4", "evil", at=repo, NO_COLOR="1")
     assert (status, "\\x1b[31mred" in seen) == (0, True)
+
+
+@pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
+def test_a_table_breaks_at_words(tmp_path: Path, term: str) -> None:
+    place = tmp_path / "a-directory-with-a-long-name" / "and-another-one-below-it"
+    place.mkdir(parents=True)
+    (place / "file").write_text("x")
+    run_process("save", at=place)
+    key = "investigate the failing integration tests of payments"
+    with opened() as manager:
+        manager.save(key, {"x": 1})
+    status, seen = on_terminal("keys", at=tmp_path, TERM=term)
+    assert status == 0
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", seen).replace("\r", "").splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    words = " ".join(lines).split()
+    assert set(key.split()) <= set(words)
+
+
+@pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
+def test_every_column_keeps_its_words(term: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        encoding = "utf-8"
+
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("COLUMNS", "80")
+    text = "investigate integration payments"
+    path = "/home/someone/projects/payment-service/checkout/frontend/components"
+    stream = Terminal()
+    Output(stream).table(["key", "when", "note", "place"], [[text, "3 min ago", text, path]])
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    words = " ".join(lines).split()
+    assert set(text.split()) <= set(words)
+    for name in path.split("/"):
+        assert any(name in line for line in lines), lines

@@ -26,7 +26,9 @@ class Ran(NamedTuple):
 
     @property
     def data(self) -> Any:
-        return json.loads(self.out)
+        data = json.loads(self.out)
+        assert data.pop("format_version") == 1
+        return data["items"] if list(data) == ["items"] else data
 
 
 @contextmanager

@@ -324,5 +324,5 @@ def test_what_is_not_installed_is_named(
     for name in [name for name in sys.modules if name.startswith("agent_checkpoint.web")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert main(["--store", str(shared.store), "ui", "--no-browser"]) == 2
-    assert "pip install 'agent-checkpoint[web]'" in capsys.readouterr().err
+    assert main(["--store", str(shared.store), "ui", "--no-browser"]) == 1
+    assert "needs the extra 'web'" in capsys.readouterr().err

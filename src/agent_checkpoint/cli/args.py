@@ -32,8 +32,6 @@ END = (
 _ELSEWHERE = {
     "help": f"use {NAME} --help or {NAME} COMMAND --help",
     "version": f"use {NAME} --version",
-    "undo": f"every restore saves a safety checkpoint first: find its number with {NAME} log, "
-    f"then run {NAME} restore @NUMBER",
     "list": f"use {NAME} keys to list keys, or {NAME} log for the history of a key",
     "status": f"use {NAME} diff --stat",
 }
@@ -223,6 +221,8 @@ def parser_of(name: str) -> Parser:
     module = command.load()
     module.arguments(parser)
     parser.examples = module.EXAMPLES
+    if not command.takes_store:
+        return parser
     # Also accepted after the command, where users expect them.
     parser.add("--store", "PATH|URL", "the store", default=argparse.SUPPRESS)
     shared = "the store is writable by other users"

@@ -10,10 +10,20 @@ if TYPE_CHECKING:
 class CommandRow:
     """One row of the command table."""
 
-    def __init__(self, name: str, help: str, group: str, *, makes_store: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        help: str,
+        group: str,
+        *,
+        makes_store: bool = False,
+        takes_store: bool = True,
+    ) -> None:
         self.name = name
         self.help = help
         self.group = group
+        self.takes_store = takes_store
+        """Whether the command has the options for a store."""
         self.makes_store = makes_store
         """Whether a missing store is created; otherwise a missing store is an error."""
 
@@ -44,6 +54,7 @@ COMMANDS = (
     CommandRow("show", "show the contents of a checkpoint", FILES),
     CommandRow("diff", "show changes between checkpoints, or to the working tree", FILES),
     CommandRow("restore", "restore files from a checkpoint", FILES),
+    CommandRow("undo", "take back the last rollback, restore or adopt", FILES),
     CommandRow("watch", "save a checkpoint whenever files change", FILES, makes_store=True),
     CommandRow("run", "run a command and save checkpoints while it runs", FILES, makes_store=True),
     CommandRow("rollback", "roll a session back: files, state and conversation", SESSIONS),
@@ -63,7 +74,7 @@ COMMANDS = (
     CommandRow("export", "write a key and its checkpoints to an archive", STORE),
     CommandRow("import", "import a key from an archive", STORE, makes_store=True),
     CommandRow("ui", "show the timeline in a browser", MORE),
-    CommandRow("demo", "run a demo with a scripted coding agent", MORE),
+    CommandRow("demo", "run a demo with a scripted coding agent", MORE, takes_store=False),
     CommandRow("doctor", "check which features work on this machine", MORE, makes_store=True),
     CommandRow("completion", "print a shell completion script", MORE),
 )

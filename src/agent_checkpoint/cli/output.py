@@ -7,9 +7,11 @@ Control characters in stored data are escaped.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import zip_longest
 from typing import Any, NamedTuple, TextIO
 
 from agent_checkpoint.cli.hints import command_line
@@ -36,6 +38,11 @@ __all__ = [
     "json_fields",
     "one_line",
 ]
+
+JSON_VERSION = 1
+"""The version of the output of --json; it changes if a member changes its meaning or is removed."""
+_GAP = 2
+"""Spaces between the columns of a table."""
 
 ProgressCallback = Callable[[int, str], None]
 """Called with the completed amount and a description."""
@@ -148,19 +155,27 @@ class Output:
             bool(cells) and all(_is_number(row[column]) for row in cells)
             for column in range(len(heads))
         ]
-        if self._console is not None:
-            self._rich_table(heads, cells, right)
-            return
-        widths = [
-            max(display_width(row[column]) for row in [list(heads), *cells])
-            for column in range(len(heads))
-        ]
-        for row in [list(heads), *cells]:
-            padded = [_padded(*item) for item in zip(row, widths, right)]
-            self._stream.write("  ".join(padded).rstrip() + "\n")
+        lines = [list(heads), *cells]
+        widths = [max(display_width(row[column]) for row in lines) for column in range(len(heads))]
+        room = self.columns
+        if room is not None:
+            longest = [
+                max(display_width(word) for row in lines for word in _words(row[column]))
+                for column in range(len(heads))
+            ]
+            widths = _fitted(widths, longest, room - _GAP * (len(heads) - 1))
+        for number, row in enumerate(lines):
+            wrapped = [_wrapped(cell, width) for cell, width in zip(row, widths)]
+            for parts in zip_longest(*wrapped, fillvalue=""):
+                line = (" " * _GAP).join(map(_padded, parts, widths, right)).rstrip()
+                self._stream.write((line if number else self._styled(line, "bold")) + "\n")
 
     def json(self, data: Any) -> None:
-        """Write JSON."""
+        """Write JSON: an object with the version of its format; a list is its member `items`."""
+        data = {
+            "format_version": JSON_VERSION,
+            **(data if isinstance(data, dict) else {"items": data}),
+        }
         self._stream.write(json_text(data, ascii_only=not self.has_unicode) + "\n")
 
     def confirm(self, question: str) -> bool:
@@ -220,20 +235,6 @@ class Output:
         system = None if self._console.no_color else self._console._color_system
         return str(self._styles[style].render(text, color_system=system)) if system else text
 
-    def _rich_table(
-        self, heads: Sequence[str], rows: list[list[str]], right: Sequence[bool]
-    ) -> None:
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-        for head, is_right in zip(heads, right):
-            table.add_column(head, justify="right" if is_right else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
-        if self._console is not None:
-            self._console.print(table)
-
 
 @contextmanager
 def _plain_progress(words: str, columns: int) -> Iterator[ProgressCallback]:
@@ -253,6 +254,36 @@ def _plain_progress(words: str, columns: int) -> Iterator[ProgressCallback]:
         yield lambda done, description: show(f"{words}: {description}")
     finally:
         show("")
+
+
+def _words(text: str) -> list[str]:
+    """Return the pieces of a text that a line break may separate: words, and parts of paths."""
+    return re.findall(r"[^\s/,]*[/,]+|[^\s/,]+|\s+", text) or [""]
+
+
+def _fitted(widths: list[int], longest: list[int], room: int) -> list[int]:
+    """Return widths of columns that fit: the widest shrink first, to their longest words if so."""
+    widths = list(widths)
+    while sum(widths) > room and max(widths) > 1:
+        spare = [width if width > word else 0 for width, word in zip(widths, longest)]
+        column = (spare if any(spare) else widths).index(max(spare) or max(widths))
+        widths[column] -= 1
+    return widths
+
+
+def _wrapped(cell: str, width: int) -> list[str]:
+    """Break a cell into lines, at words; a longer word is broken anywhere."""
+    lines = [""]
+    for word in _words(cell):
+        if display_width(lines[-1]) + display_width(word.rstrip()) > width and lines[-1].strip():
+            lines.append("")
+        if not lines[-1] and len(lines) > 1:
+            word = word.lstrip()
+        for char in word if display_width(word.rstrip()) > width else [word]:
+            if display_width(lines[-1]) + display_width(char.rstrip()) > width and lines[-1]:
+                lines.append("")
+            lines[-1] += char
+    return [line.rstrip() for line in lines]
 
 
 def _padded(cell: str, room: int, right: bool) -> str:

@@ -13,7 +13,14 @@ from agent_checkpoint.workspace.restore.plan import Plan
 _SHOWN = 15
 
 
-def show_plan(out: Output, plan: Plan, paths: RelativePaths, *, is_foreign: bool = False) -> None:
+def show_plan(
+    out: Output,
+    plan: Plan,
+    paths: RelativePaths,
+    *,
+    is_foreign: bool = False,
+    is_copy: bool = False,
+) -> None:
     """Show the paths to write, to delete and to keep, with the reasons.
 
     Args:
@@ -22,6 +29,7 @@ def show_plan(out: Output, plan: Plan, paths: RelativePaths, *, is_foreign: bool
         paths: how paths are displayed.
         is_foreign: whether the files may come from another user. If so, all executable files, and
             all files that git runs or reads settings from, are listed without a limit.
+        is_copy: whether the files go to another directory; many new files are then counted.
     """
     shown = out.limit(_SHOWN)
     for words, changed, style in (
@@ -29,6 +37,9 @@ def show_plan(out: Output, plan: Plan, paths: RelativePaths, *, is_foreign: bool
         ("delete", plan.delete, "red"),
         ("set the mode of", plan.mode, ""),
     ):
+        if is_copy and words == "write" and len(changed) > _SHOWN:
+            out.line(f"  {words} {format_count(len(changed), 'file')}", style=style)
+            continue
         named, of_git = without_git(changed)
         rows = [f"  {words} {one_line(paths.display(path))}" for path in named]
         out.some(rows, shown, f"  {words} {{:,}} more", style=style)

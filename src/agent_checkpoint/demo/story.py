@@ -142,7 +142,7 @@ def _end(home: Path) -> None:
     _print(f"{command} --store {store} log {KEY}")
     _print(f"{command} --store {store} ui {KEY}")
     if not all(map(find_spec, ("jinja2", "starlette", "uvicorn"))):
-        _print(f"    needs {shlex.quote(_python())} -m pip install 'agent-checkpoint[web]'")
+        _print(f"    needs {shlex.quote(_python())} -m pip install jinja2 starlette uvicorn")
     _print(f"rm -r {shlex.quote(str(home))}    to clean up")
 
 

@@ -379,7 +379,7 @@ class Session:
     def undo(self) -> RollbackReport:
         """Undo the last rollback, restore or adopt. Raises the same errors as `rollback`."""
         self._state.check_open()
-        return Rollback(self._state, undo_target(self._state)).run("warn")
+        return Rollback(self._state, undo_target(self.manager.store, self.key)).run("warn")
 
     # -- the agent loop --------------------------------------------------------------------------
 

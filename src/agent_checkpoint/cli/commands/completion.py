@@ -1,14 +1,26 @@
-"""`completion`: shell completion scripts, generated from the parsers."""
+"""`completion`: shell completion scripts, generated from the parsers; the names of a store.
+
+The scripts call `completion names` for keys and checkpoints. A store may hold any text, so only
+names without characters that are special in a shell are completed.
+"""
 
 from __future__ import annotations
 
+import re
 from argparse import Action
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent_checkpoint.cli.args import NAME, Args, Parser, parser_of
 from agent_checkpoint.cli.command_table import COMMANDS
 from agent_checkpoint.cli.output import CommandResult
 from agent_checkpoint.cli.store_location import StoreLocation
+from agent_checkpoint.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from agent_checkpoint.manager.manager import CheckpointManager
 
 EXAMPLES = """
 agent-checkpoint completion bash >> ~/.bashrc
@@ -16,6 +28,12 @@ agent-checkpoint completion zsh > ~/.zfunc/_agent-checkpoint
 agent-checkpoint completion fish > ~/.config/fish/completions/agent-checkpoint.fish
 """
 SHELLS = ("bash", "zsh", "fish")
+_NAMES = "names"
+_PLAIN = re.compile(r"[\w./:@%+=,][\w./:@%+=,~-]*", re.ASCII)
+_MOST = 50
+"""Checkpoints of a key that are completed, newest first."""
+_TAKES_NAMES = {"KEY", "ID", "A", "B", "KEY|ID"}
+"""Names of arguments that are keys or checkpoints."""
 
 
 class _Command(NamedTuple):
@@ -24,17 +42,46 @@ class _Command(NamedTuple):
     options: list[Action]
     words: list[str]
     """Choices of positional arguments."""
+    has_names: bool
+    """Whether an argument is a key or a checkpoint."""
 
 
 def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("shell", choices=SHELLS, help="the shell")
+    parser.add_argument(
+        "shell",
+        choices=(*SHELLS, _NAMES),
+        help="the shell; names: print the keys and checkpoints that start with PREFIX",
+    )
+    parser.add_argument("prefix", nargs="?", default="", metavar="PREFIX", help="names: the prefix")
 
 
 def run(args: Args, location: StoreLocation) -> CommandResult:
-    """Generate the script."""
+    """Generate the script, or list names."""
+    if args.shell == _NAMES:
+        found: list[str] = []
+        with suppress(CheckpointError, OSError), location.manager() as manager:
+            found.extend(_find_names(manager, location, args.prefix))
+        return CommandResult({"names": found}, lambda out: out.line("\n".join(found)))
     script = {"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell](_commands())
     return CommandResult({"shell": args.shell, "script": script}, lambda out: out.line(script))
+
+
+def _find_names(manager: CheckpointManager, location: StoreLocation, prefix: str) -> Iterator[str]:
+    """Iterate over the keys and checkpoints that start with a prefix. Raises CheckpointError."""
+    keys = manager.list_keys()
+    names = [key for key in keys if key.startswith(prefix)]
+    owner, at, _ = prefix.rpartition("@")
+    if at and (owner in keys or not owner):
+        key = owner or location.key(manager, None)
+        entries = islice(manager.store.entries(key), _MOST)
+        names += [f"{owner}@{entry.seq}" for entry in entries]
+    for key in keys:
+        if prefix.startswith(f"{key}_"):
+            names += [row["id"] for row in manager.history(key, _MOST)]
+    for name in dict.fromkeys(names):
+        if name.startswith(prefix) and _PLAIN.fullmatch(name):
+            yield name
 
 
 def _commands() -> list[_Command]:
@@ -50,7 +97,10 @@ def _commands() -> list[_Command]:
         ]
         if command.name == "effects":
             words.append("resolve")
-        found.append(_Command(command.name, command.help, options, words))
+        has_names = any(
+            action.metavar in _TAKES_NAMES for action in actions if action.metavar is not None
+        )
+        found.append(_Command(command.name, command.help, options, words, has_names))
     return found
 
 
@@ -61,12 +111,14 @@ def _names(command: _Command) -> str:
 
 def _bash(commands: list[_Command]) -> str:
     cases = "\n".join(f'    {item.name}) words="{_names(item)}" ;;' for item in commands)
+    with_names = "|".join(item.name for item in commands if item.has_names)
     return f"""\
 _agent_checkpoint() {{
-  local cur="${{COMP_WORDS[COMP_CWORD]}}" word="" words="" i
+  local cur="${{COMP_WORDS[COMP_CWORD]}}" word="" words="" name typed i
+  local -a store=()
   for ((i = 1; i < COMP_CWORD; i++)); do
     case "${{COMP_WORDS[i]}}" in
-    --store) ((i++)) ;;
+    --store) ((i++)); store=(--store "${{COMP_WORDS[i]}}") ;;
     -*) ;;
     *) word="${{COMP_WORDS[i]}}"; break ;;
     esac
@@ -76,16 +128,34 @@ _agent_checkpoint() {{
 {cases}
   esac
   COMPREPLY=($(compgen -W "$words" -- "$cur"))
+  case "$word" in
+  {with_names})
+    # Bash splits words at : and @. A name is completed as a whole, and what is typed is cut off.
+    typed="${{COMP_LINE:0:COMP_POINT}}"; typed="${{typed##* }}"
+    [[ "$typed" == *"$cur" ]] || typed="$cur"
+    [[ "$typed" == -* ]] && return
+    while IFS= read -r name; do
+      [[ -n "$name" ]] && COMPREPLY+=("${{name#"${{typed%"$cur"}}"}}")
+    done < <({NAME} "${{store[@]}}" completion {_NAMES} -- "$typed" 2>/dev/null) ;;
+  esac
 }}
 complete -o default -F _agent_checkpoint {NAME}"""
 
 
 def _zsh(commands: list[_Command]) -> str:
     rows = "\n".join(f"    '{item.name}:{_quiet(item.help)}'" for item in commands)
-    cases = "\n".join(f"    {item.name}) compadd -- {_names(item)}; _files ;;" for item in commands)
+    cases = "\n".join(
+        f"    {item.name}) {'_agent_checkpoint_names; ' if item.has_names else ''}"
+        f"compadd -- {_names(item)}; _files ;;"
+        for item in commands
+    )
     return f"""\
 #compdef {NAME}
+_agent_checkpoint_names() {{
+  compadd -- ${{(f)"$({NAME} $store completion {_NAMES} -- "$PREFIX" 2>/dev/null)"}}
+}}
 _agent_checkpoint() {{
+  local -a store
   local -a commands
   commands=(
 {rows}
@@ -93,7 +163,7 @@ _agent_checkpoint() {{
   local word="" i
   for ((i = 2; i < CURRENT; i++)); do
     case "$words[i]" in
-    --store) ((i++)) ;;
+    --store) ((i++)); store=(--store "${{(Q)words[i]}}") ;;
     -*) ;;
     *) word="$words[i]"; break ;;
     esac
@@ -123,6 +193,8 @@ def _fish(commands: list[_Command]) -> str:
     for item in commands:
         begin = f"complete -c {NAME} -n '__agent_checkpoint_is {item.name}'"
         lines += [f"{begin} -a {word}" for word in item.words]
+        if item.has_names:
+            lines.append(f"{begin} -a '(__agent_checkpoint_names)'")
         for action in item.options:
             names = "".join(
                 f" -l {name[2:]}" if name.startswith("--") else f" -s {name[1:]}"
@@ -148,8 +220,17 @@ function __agent_checkpoint_is
     end
   end
   test "$found" = "$argv[1]"
+end
+function __agent_checkpoint_names
+  set -l store
+  set -l words (commandline -opc)
+  for i in (seq 2 (count $words))
+    test "$words[$i]" = --store; and set store --store $words[(math $i + 1)]
+  end
+  type -q agent-checkpoint; or return
+  agent-checkpoint $store completion names -- (commandline -ct) 2>/dev/null
 end"""
-"""Tests whether the command line has the given command; without an argument, no command."""
+"""Whether the command line has the given command, or without an argument no command; the names."""
 
 
 def _quiet(text: str) -> str:

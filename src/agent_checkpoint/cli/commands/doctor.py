@@ -6,13 +6,13 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent_checkpoint import __version__
 from agent_checkpoint.backends.default_paths import default_store
 from agent_checkpoint.cli.args import Args, Parser
+from agent_checkpoint.cli.extras import install_command, is_installed
 from agent_checkpoint.cli.hints import error_text
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_size, one_line
 from agent_checkpoint.cli.progress_backend import describe_store
@@ -188,15 +188,22 @@ def _packages() -> list[_Check]:
         ),
         (
             "cloudpickle",
-            find_spec("cloudpickle") is not None,
+            is_installed("explore"),
             "explore() with functions defined in a notebook or REPL",
             "explore",
         ),
-        ("rich", find_spec("rich") is not None, "colors, tables and progress bars", "cli"),
+        ("rich", is_installed("cli"), "colors and progress bars", "cli"),
+        ("web", is_installed("web"), "the timeline in a browser: agent-checkpoint ui", "web"),
     )
     states = {True: "installed", False: "not installed"}
     return [
-        _Check(name, works, states[works], use, f"pip install 'agent-checkpoint[{extra}]'")
+        _Check(
+            name,
+            works,
+            f"{states[works]} (extra {extra})",
+            use,
+            install_command(extra),
+        )
         for name, works, use, extra in rows
     ]
 

@@ -74,14 +74,19 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
             tracked.saved_in = (checkpoint.key,)
             notices = tracked.notices
             what, done = _what(chosen, directory, checkpoint), None
+            show = partial(
+                _show,
+                paths=paths,
+                of_others=of_others,
+                notices=notices,
+                is_copy=args.into is not None,
+            )
             while done is None:
                 with args.out.progress("Scanning files") as tell:
                     callbacks.append(tell)
                     plan = tracked.restore(tree, paths=chosen, dry_run=True, **options)
                 data = _data(plan, checkpoint, directory, of_others, done=False)
-                show_it = partial(
-                    _show, plan=plan, paths=paths, of_others=of_others, notices=notices
-                )
+                show_it = partial(show, plan=plan)
                 if args.dry_run or not plan:
                     return CommandResult(data, show_it)
                 if not confirmed(args, show_it, f"Restore {what}?"):
@@ -103,7 +108,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
 
     def tell_end(out: Output) -> None:
         if args.yes:
-            _show(out, done, paths, of_others, notices)
+            show(out, done)
         else:
             show_plan_changes(out, plan, done, paths)
         out.line(f"Restored {what}.", style="green")
@@ -131,13 +136,18 @@ def _chosen(
 
 
 def _show(
-    out: Output, plan: Plan, paths: RelativePaths, of_others: bool, notices: list[str]
+    out: Output,
+    plan: Plan,
+    paths: RelativePaths,
+    of_others: bool,
+    notices: list[str],
+    is_copy: bool,
 ) -> None:
     for notice in notices:
         out.line(one_line(notice), style="yellow")
     if not plan and not plan.leave:
         out.line("Nothing to do: the files match the checkpoint.")
-    show_plan(out, plan, paths, is_foreign=of_others and bool(plan))
+    show_plan(out, plan, paths, is_foreign=of_others and bool(plan), is_copy=is_copy)
 
 
 def _what(chosen: list[str] | None, directory: Path, checkpoint: Checkpoint) -> str:

@@ -6,9 +6,9 @@ import os
 from contextlib import nullcontext
 
 from agent_checkpoint.cli.args import Args, Parser
+from agent_checkpoint.cli.extras import missing_extra
 from agent_checkpoint.cli.output import CommandResult
 from agent_checkpoint.cli.store_location import StoreLocation
-from agent_checkpoint.errors import InvalidInputError
 
 EXAMPLES = """
 agent-checkpoint ui                    show all keys
@@ -42,10 +42,8 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
     """Run the server until interrupted."""
     try:
         from agent_checkpoint.web.server.server import listen, open_in_browser
-    except ImportError as error:
-        raise InvalidInputError(
-            f"The web UI needs the package {error.name}. Run: pip install 'agent-checkpoint[web]'"
-        ) from None
+    except ImportError:
+        raise missing_extra("web", "The web UI") from None
     with location.manager() as manager:
         key = None if args.key is None else location.key(manager, args.key)
         server = listen(

@@ -104,14 +104,14 @@ def task_start(state: SessionState, began: str | None) -> Checkpoint | None:
     return next((item for item in entries if item.ts_ns == parsed.ts_ns), None)
 
 
-def undo_target(state: SessionState) -> Checkpoint:
-    """Return the safety checkpoint before the last rollback, full or partial.
+def undo_target(store: Store, key: str) -> Checkpoint:
+    """Return the safety checkpoint before the last rollback of a key, full or partial.
 
     Raises:
         NotFoundError: there was no rollback, or its safety checkpoint was removed.
     """
     rollback: Checkpoint | None = None
-    for checkpoint in state.manager.store.newest_first(state.key):
+    for checkpoint in store.newest_first(key):
         if rollback is None:
             rollback = checkpoint if checkpoint.kind in ROLLBACK_KINDS else None
         elif checkpoint.kind == Kind.SAFETY:
@@ -120,9 +120,7 @@ def undo_target(state: SessionState) -> Checkpoint:
             rollback = None
         else:
             break
-    raise NotFoundError(
-        f"The session {short_repr(state.key)} has no rollback, restore or adopt to undo."
-    )
+    raise NotFoundError(f"The key {short_repr(key)} has no rollback, restore or adopt to undo.")
 
 
 def _is_reverted(checkpoint: Checkpoint, by: Checkpoint) -> bool:

@@ -28,7 +28,7 @@ except ImportError:
 _RAW, _ZLIB, _ZSTD = b"r", b"z", b"s"
 ZSTD_CODEC = _ZSTD
 """The codec byte of zstd, which is optional."""
-INSTALL_ZSTD = "Run pip install 'agent-checkpoint[fast]', or use Python 3.14"
+INSTALL_ZSTD = "Run pip install backports.zstd, or use Python 3.14"
 """Advice for messages: how to install zstd."""
 
 _LEVEL = 1
