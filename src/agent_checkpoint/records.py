@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple, TypedDict, Union
+from typing import Any, Final, Literal, NamedTuple, TypedDict, Union, cast
 
 from agent_checkpoint.errors import InvalidInputError
 
@@ -132,6 +132,38 @@ class Draft(NamedTuple):
     """The claim of a directory to the key, if any."""
 
 
+class CheckpointRow(dict[str, Any]):
+    """One row of `history`: a dict that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        return History([cast("HistoryRow", self)])._repr_html_()
+
+
+class History(list[HistoryRow]):
+    """The rows of `history`: a list that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        from agent_checkpoint.notebook import history_table  # only in notebooks
+
+        return history_table(self)
+
+
+Changes = dict[str, dict[str, Any]]
+"""The changes of a state: `added`, `removed` and `changed`, each by path."""
+
+
+class ChangeTable(Changes):
+    """The changes of a state, as a dict that a notebook shows as a table."""
+
+    def __init__(self) -> None:
+        super().__init__(added={}, removed={}, changed={})
+
+    def _repr_html_(self) -> str:
+        from agent_checkpoint.notebook import changes_table  # only in notebooks
+
+        return changes_table(self)
+
+
 class Checkpoint(NamedTuple):
     """A stored checkpoint: an immutable record of named parts, with the ids of its parents."""
 
@@ -162,16 +194,20 @@ class Checkpoint(NamedTuple):
 
     def summary(self) -> HistoryRow:
         """Return all fields except the state, in the form that `history` returns."""
-        return {
-            "id": self.id,
-            "ts": self.ts_ns / 1e9,
-            "kind": self.kind,
-            "label": self.label,
-            "tags": list(self.tags),
-            "metrics": dict(self.metrics),
-            "parents": list(self.parents),
-            "parts": list(self.parts),
-        }
+        row = CheckpointRow(
+            id=self.id,
+            ts=self.ts_ns / 1e9,
+            kind=self.kind,
+            label=self.label,
+            tags=list(self.tags),
+            metrics=dict(self.metrics),
+            parents=list(self.parents),
+            parts=list(self.parts),
+        )
+        return cast("HistoryRow", row)
+
+    def _repr_html_(self) -> str:
+        return History([self.summary()])._repr_html_()
 
 
 def draft_from(source: Checkpoint, key: str, kind: CheckpointKind) -> Draft:

@@ -14,9 +14,8 @@ from agent_checkpoint.core.codec.structures import attributes
 from agent_checkpoint.core.log import Log, raw_items
 from agent_checkpoint.core.path_errors import key_segment
 from agent_checkpoint.errors import StateError
-from agent_checkpoint.records import safe_repr
+from agent_checkpoint.records import Changes, ChangeTable, safe_repr
 
-Changes = dict[str, dict[str, Any]]
 _ABSENT = object()
 _PLAIN = frozenset({bool, int, str, bytes, bytearray})
 
@@ -34,7 +33,7 @@ def diff_states(old: Any, new: Any, *, deep: bool = False) -> Changes:
     Raises:
         StateError: the states are nested too deeply.
     """
-    changes: Changes = {"added": {}, "removed": {}, "changed": {}}
+    changes = ChangeTable()
     try:
         found = list(_walk("", old, new, deep, 0))
     except RecursionError:

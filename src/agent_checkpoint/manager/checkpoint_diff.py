@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from agent_checkpoint.core.codec.encode import NewWriter
-from agent_checkpoint.core.state_diff import Changes, diff_states
+from agent_checkpoint.core.state_diff import diff_states
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.manager.checkpoint_parts import SINGLE_PART, capture, parts_of, states_of
-from agent_checkpoint.records import Checkpoint, JsonValue
+from agent_checkpoint.records import Changes, ChangeTable, Checkpoint, JsonValue
 from agent_checkpoint.store.lookup import find, retry_if_pruned
 from agent_checkpoint.store.objects.reader import Reader
 from agent_checkpoint.store.store import Store
@@ -90,7 +90,7 @@ class Comparison:
 
     def _by_part(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
         """Return the changes of several parts; each path starts with its part name."""
-        changes: Changes = {"added": {}, "removed": {}, "changed": {}}
+        changes = ChangeTable()
         for name in dict.fromkeys([*before, *after]):
             if name not in before:
                 changes["added"][name] = after[name]

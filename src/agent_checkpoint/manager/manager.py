@@ -9,14 +9,13 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.backends.registry import open_store
 from agent_checkpoint.core.external_snapshot import External
 from agent_checkpoint.core.live_objects import LiveObjects
-from agent_checkpoint.core.state_diff import Changes
 from agent_checkpoint.errors import (
     UNUSABLE,
     ConflictError,
@@ -39,8 +38,11 @@ from agent_checkpoint.manager.expected_head import expect_head, head_conflict
 from agent_checkpoint.manager.key_deletion import delete_key
 from agent_checkpoint.options import BackendName, Compression, Durability, StateFormat, check_option
 from agent_checkpoint.records import (
+    Changes,
     Checkpoint,
+    CheckpointRow,
     Draft,
+    History,
     HistoryRow,
     Kind,
     check_key,
@@ -311,7 +313,7 @@ class CheckpointManager:
         entries = list(islice(self.store.entries(key, page=page), n))
         if not entries and (n != 0 or next(self.store.entries(key, page=1), None) is None):
             raise key_not_found(key, self.store)
-        return [_row(key, entry.seq, entry.data) for entry in entries]
+        return History(_row(key, entry.seq, entry.data) for entry in entries)
 
     def fork(self, key: str, new_key: str, checkpoint_id: str | None = None) -> str:
         """Start a new key from a checkpoint of another key; return the id of its first checkpoint.
@@ -631,17 +633,18 @@ def _row(key: str, seq: int, data: bytes) -> HistoryRow:
     try:
         return read_checkpoint(key, seq, data).summary()
     except UNUSABLE as error:
-        return {
-            "id": f"{key}@{seq}",
-            "ts": None,
-            "kind": Kind.UNREADABLE,
-            "label": None,
-            "tags": [],
-            "metrics": {},
-            "parents": [],
-            "parts": [],
-            "error": str(error),
-        }
+        row = CheckpointRow(
+            id=f"{key}@{seq}",
+            ts=None,
+            kind=Kind.UNREADABLE,
+            label=None,
+            tags=[],
+            metrics={},
+            parents=[],
+            parts=[],
+            error=str(error),
+        )
+        return cast("HistoryRow", row)
 
 
 def _drop_caches() -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agent_checkpoint.core.state_diff import Changes, diff_states
-from agent_checkpoint.records import Checkpoint
+from agent_checkpoint.core.state_diff import diff_states
+from agent_checkpoint.records import Changes, ChangeTable, Checkpoint
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.lookup import retry_if_pruned
 from agent_checkpoint.store.objects.reader import resolve_tree
@@ -66,7 +66,7 @@ def class_name_in(tree: Any) -> str | None:
 
 def compare_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
     """Return the changes of all parts but files and logs, by path."""
-    changes: Changes = {"added": {}, "removed": {}, "changed": {}}
+    changes = ChangeTable()
     skipped = {FILES, SESSION_PART, *LOGS}
     for name in dict.fromkeys([*before, *after]):
         if name in skipped:

@@ -1,6 +1,7 @@
-"""Writes progress lines to stderr if it is a terminal. Owns their format.
+"""Writes progress lines to stderr if it is a terminal, or to the output of a notebook cell.
 
-Whole lines are written, so that they do not mix with the agent's own output.
+Whole lines are written, so that they do not mix with the agent's own output. In a notebook, a line
+replaces the one before. Owns their format.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ class _LastLine:
 
 
 def show_progress(done: int, total: int, words: str) -> None:
-    """Write a progress line if stderr is a terminal, rate limited.
+    """Show a progress line if stderr is a terminal or this is a notebook, rate limited.
 
-    The last line, with all tasks done, is always written.
+    The last line, with all tasks done, is always shown.
     """
     out = sys.stderr
     try:
-        if not out.isatty() or os.environ.get("AGENT_CHECKPOINT_PROGRESS") == "0":
+        is_terminal = out.isatty()
+        if os.environ.get("AGENT_CHECKPOINT_PROGRESS") == "0":
+            return
+        if not is_terminal and "IPython" not in sys.modules:
             return
         now = time.monotonic()
         if done < total and now - _LastLine.written < _MIN_SECONDS:
@@ -36,8 +40,14 @@ def show_progress(done: int, total: int, words: str) -> None:
         _LastLine.written = now
         full = _WIDTH * done // max(total, 1)
         bar = "█" * full + "░" * (_WIDTH - full)
-        room = max(20, shutil.get_terminal_size().columns - 1)
-        out.write(f"{bar} {done}/{total} {' '.join(words.split())}"[:room] + "\n")
-        out.flush()
-    except (OSError, ValueError, UnicodeEncodeError, AttributeError):
-        return  # a closed terminal must not stop the agent
+        line = f"{bar} {done}/{total} {' '.join(words.split())}"
+        if is_terminal:
+            room = max(20, shutil.get_terminal_size().columns - 1)
+            out.write(line[:room] + "\n")
+            out.flush()
+        else:
+            from agent_checkpoint.notebook import show_progress as show_in_cell
+
+            show_in_cell(line[: _WIDTH + 100])
+    except Exception:  # a closed terminal or a broken display must not stop the agent
+        return

@@ -41,7 +41,7 @@ from agent_checkpoint.core.stateful import (
     writes_own_objects,
 )
 from agent_checkpoint.errors import StateError
-from agent_checkpoint.records import JsonValue
+from agent_checkpoint.records import ChangeTable, CheckpointRow, History, JsonValue
 from agent_checkpoint.store.canonical_json import write_json
 from agent_checkpoint.store.objects.references import CapturedState, ObjectRef, ObjectReference
 from agent_checkpoint.store.objects.splitting import inline_tree
@@ -310,6 +310,10 @@ ENCODERS: dict[type, Callable[[Encoder, Any, int], JsonValue]] = {
     list: Encoder._items,
     dict: Encoder._dict,
     StateDict: Encoder._state_dict,
+    # Results of this library that an agent may keep: their display is no part of its state.
+    History: Encoder._items,
+    CheckpointRow: Encoder._dict,
+    ChangeTable: Encoder._dict,
     tuple: lambda encoder, value, depth: {"$tuple": encoder._items(value, depth)},
     set: Encoder._set,
     frozenset: Encoder._set,

@@ -22,7 +22,7 @@ from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
 
 if TYPE_CHECKING:
-    from agent_checkpoint.core.state_diff import Changes
+    from agent_checkpoint.records import Changes
     from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
 
 SCORE = "score"
@@ -161,10 +161,10 @@ class TrialInspection:
         changes = self._state.manager.diff(
             point.key, checkpoint_id_a=point.id, checkpoint_id_b=head, deep=True
         )
-        return {
-            kind: {path: value for path, value in paths.items() if not _is_internal(path)}
-            for kind, paths in changes.items()
-        }
+        for paths in changes.values():
+            for path in [path for path in paths if _is_internal(path)]:
+                del paths[path]
+        return changes
 
     def files(self, head: str) -> WorkspaceDiff | None:
         """Return the file changes since the fork; None without files. Raises CheckpointError."""

@@ -92,8 +92,21 @@ class Outcome:
             and not math.isnan(trial.metrics.get(metric, math.nan))
         ]
 
+    def _repr_html_(self) -> str:
+        from agent_checkpoint import notebook  # only in notebooks
+
+        heads, *rows = self._rows()
+        return notebook.table(heads, rows)
+
     def table(self) -> str:
         """Return a text table: one line per variant, with mean and spread of its metrics."""
+        rows = self._rows()
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+    def _rows(self) -> list[list[str]]:
+        """Return the cells of the table, with its heads first."""
         metrics = list(dict.fromkeys(name for trial in self.trials for name in trial.metrics))
         rows = [["variant", "runs", *metrics, "seconds", "steps", "error"]]
         for number in sorted({trial.number for trial in self.trials}):
@@ -111,9 +124,7 @@ class Outcome:
                     _first_line(errors[0]) if errors else "",
                 ]
             )
-        widths = [max(map(len, column)) for column in zip(*rows)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         """Return all trials as plain lists and dicts, for JSON."""

@@ -94,6 +94,12 @@ class RollbackReport:
         text = self._text(_row)
         return f"{text}\nThe compensation failed: {self.failure}" if self.failure else text
 
+    def _repr_html_(self) -> str:
+        from agent_checkpoint import notebook  # only in notebooks
+
+        title, _, rest = str(self).partition("\n")
+        return notebook.section(title, notebook.lines(rest)) if rest else notebook.text(title)
+
     def outline(self) -> str:
         """Return the report without call arguments, for the text of an error."""
         return self._text(_short_row)

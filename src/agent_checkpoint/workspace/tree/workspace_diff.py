@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
-from agent_checkpoint.errors import IntegrityError
+from agent_checkpoint.errors import CheckpointError, IntegrityError
+from agent_checkpoint.formatting import format_count
 from agent_checkpoint.workspace.tree.compare import Change, Side, differences
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, LINK, Get, Item
 
@@ -39,6 +40,27 @@ class WorkspaceDiff:
 
     def __str__(self) -> str:
         return self.text()
+
+    def _repr_html_(self) -> str:
+        from agent_checkpoint import notebook  # only in notebooks
+
+        rows: list[tuple[str, str]] = [("added", path) for path in self.added]
+        rows += [("removed", path) for path in self.removed]
+        rows += [(f"changed: {', '.join(how)}", path) for path, how in self.changed.items()]
+        rows += [("renamed", f"{old} → {new}") for old, new in self.renamed.items()]
+        if not rows:
+            return "<p>no changes</p>"
+        try:
+            text = self.text()
+        except CheckpointError as error:  # the paths are still known
+            text = str(error)
+        listed = notebook.table(["", "path"], rows)
+        is_open = len(rows) <= notebook.MOST
+        title = format_count(len(rows), "changed path")
+        unified = notebook.lines(text, is_diff=True)
+        return notebook.section(title, listed, is_open=is_open) + notebook.section(
+            "unified diff", unified, is_open=False
+        )
 
     def text(self, context: int = 3) -> str:
         """Return the unified diff; binary and large files are summarized.
