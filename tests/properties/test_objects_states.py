@@ -108,8 +108,8 @@ def test_every_log_comes_back_from_a_store(manager: CheckpointManager, items: "l
     log = Log(items)
     again = through(manager, {"log": log, "in": [log], "text": "longer than any of the limits"})
     assert type(again["log"]) is Log
-    assert alike(list(again["log"]), items)
-    assert alike(list(again["in"][0]), items)
+    assert alike(again["log"].to_list(), items)
+    assert alike(again["in"][0].to_list(), items)
 
 
 @ours
