@@ -44,7 +44,8 @@ def marker(tmp_path: Path) -> Any:
 def store(tmp_path: Path) -> Path:
     """Return the folder of a store with one good checkpoint under the key `agent`."""
     path = tmp_path / "store"
-    CheckpointManager(backend="file", path=path).save("agent", Victim(["good", Harmless()]))
+    manager = CheckpointManager(backend="file", path=path, pickles="allow")
+    manager.save("agent", Victim(["good", Harmless()]))
     return path
 
 
@@ -235,7 +236,7 @@ class TestArchivesFromElsewhere:
         """Return an archive that an attacker made on another machine, in either format."""
         with monkeypatch.context() as attacker:
             attacker.setenv("AGENT_CHECKPOINT_SECRET", "the attacker's")
-            manager = CheckpointManager(fmt=request.param)
+            manager = CheckpointManager(fmt=request.param, pickles="allow")
             manager.save("agent", {"value": Poison(marker)})
             manager.export_archive(tmp_path / "gift.ckpt", "agent")
         return tmp_path / "gift.ckpt"

@@ -40,7 +40,9 @@ def as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["sqlite", "file"])
 def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CheckpointManager]:
-    with CheckpointManager(backend=request.param, path=tmp_path / "store") as opened:
+    with CheckpointManager(
+        backend=request.param, path=tmp_path / "store", pickles="allow"
+    ) as opened:
         yield opened
 
 

@@ -350,7 +350,7 @@ def check_private(*roots):
 @pytest.mark.parametrize("fmt", ["json", "pickle"])
 def test_a_store_is_private_under_umask_0(tmp_path, own_home, fmt):
     store = tmp_path / "deep" / "store"
-    with CheckpointManager(backend="file", path=store, fmt=fmt) as manager:
+    with CheckpointManager(backend="file", path=store, fmt=fmt, pickles="allow") as manager:
         manager.save("vault", Vault())
         manager.save("Other", {"class": Vault, "secret": CANARY})  # needs a sealed pickle
         manager.save_in_background("vault", Vault()).result()

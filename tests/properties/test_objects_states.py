@@ -45,7 +45,9 @@ def manager(
         patch.setenv("AGENT_CHECKPOINT_SECRET", "of these tests")
         if not real:
             cut_small(patch)
-        with CheckpointManager(backend=backend, **options if backend == "sqlite" else {}) as opened:
+        with CheckpointManager(
+            backend=backend, pickles="allow", **options if backend == "sqlite" else {}
+        ) as opened:
             yield opened
 
 

@@ -10,9 +10,10 @@ from weakref import WeakSet
 
 from agent_checkpoint.core.codec.decode import TAG_HANDLERS
 from agent_checkpoint.core.codec.encode import ENCODERS, ItemEncoder
+from agent_checkpoint.core.codec.save_policy import SavePolicy
 from agent_checkpoint.core.copying import ATOMS, SEQUENCES, copied, immutable_copy
 from agent_checkpoint.core.immutable import ImmutableDict, ImmutableList
-from agent_checkpoint.core.path_errors import ITEMS, as_state_error
+from agent_checkpoint.core.path_errors import ITEMS, PathError, as_state_error
 from agent_checkpoint.core.stateful import LoadResult
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
 from agent_checkpoint.records import JsonValue, short_repr
@@ -178,7 +179,13 @@ class Log(Sequence[T]):
         return refs[-1]
 
     def frozen(self, encode: ItemEncoder) -> LogItems:
-        """Return the current items, to be written later, without copying them."""
+        """Return the current items, to be written later, without copying them.
+
+        Raises:
+            PathError: the policy of the encoder does not allow a pickle of an item.
+        """
+        if encode.policy.pickles != "allow":
+            self._check(encode)
         items = LogItems(self, encode)
         views: WeakSet[LogItems] = vars(self).get("_views") or WeakSet()
         vars(self).setdefault("_views", views).add(items)  # atomic: may be called from any thread
@@ -198,7 +205,23 @@ class Log(Sequence[T]):
             self._shown[id(item)] = (item, shown)  # holds the item, so that its id is not reused
         return shown
 
+    def _check(self, encode: ItemEncoder) -> None:
+        """Check the items that were added since the last capture by the same policy."""
+        now, known = self._generation, vars(self).get("_checked")
+        items, start = self._items, 0
+        count = len(items)
+        if known is not None and known[:2] == (encode.policy, encode.types):
+            same = self._unchanged_since(known.generation)
+            start = known.n if same is None else min(same, known.n)
+        for place in range(start, count):
+            try:
+                encode.check(items[place])
+            except PathError as error:
+                raise error.at(f"[{place}]") from error.__cause__
+        self._checked = _Checked(encode.policy, encode.types, now, count)
+
     def _reset(self) -> None:
+        vars(self).pop("_checked", None)
         self._shown: dict[int, tuple[T, T]] = {}
         self._identity = _Identity()
         vars(self).pop(
@@ -321,6 +344,15 @@ class _Identity:
     """The identity of the content of a log: the weak key of caches in stores."""
 
 
+class _Checked(NamedTuple):
+    """The number of items that a policy has checked, and the generation of the log then."""
+
+    policy: SavePolicy
+    types: Mapping[str, type]
+    generation: int
+    n: int
+
+
 class _Known(NamedTuple):
     """The prefix of a log that a store has, and the generation of the log at that time."""
 
@@ -331,7 +363,9 @@ class _Known(NamedTuple):
 
 ENCODERS[ImmutableDict] = ENCODERS[dict]
 ENCODERS[ImmutableList] = ENCODERS[list]
-ENCODERS[Log] = lambda encoder, log, depth: {"$log": log.frozen(ItemEncoder(encoder.types, depth))}
+ENCODERS[Log] = lambda encoder, log, depth: {
+    "$log": log.frozen(ItemEncoder(encoder.types, depth, encoder.policy))
+}
 TAG_HANDLERS["$log"] = lambda decoder, payload: log_of(decoder.items(payload))
 SEQUENCES[Log] = lambda _, items: log_of(items)
 ITEMS[Log] = raw_items

@@ -9,6 +9,7 @@ from agent_checkpoint.core.captured_fields import is_checkpointable
 from agent_checkpoint.core.class_names import canonical, name_of
 from agent_checkpoint.core.codec.decode import Decoded, decode
 from agent_checkpoint.core.codec.encode import NewWriter, encode, encode_as_pickle
+from agent_checkpoint.core.codec.save_policy import NO_POLICY, SavePolicy
 from agent_checkpoint.core.codec.type_hints import hinted_types
 from agent_checkpoint.core.copying import snapshot
 from agent_checkpoint.core.loading import class_of_state, rebuild_state
@@ -24,7 +25,11 @@ _TRIES = 5
 
 
 def encode_state(
-    subject: Any, path: str, fmt: StateFormat = "json", new_writer: NewWriter | None = None
+    subject: Any,
+    path: str,
+    fmt: StateFormat = "json",
+    new_writer: NewWriter | None = None,
+    policy: SavePolicy = NO_POLICY,
 ) -> JsonValue:
     """Return the state of a Stateful, or of a plain dict, as a JSON value.
 
@@ -33,13 +38,14 @@ def encode_state(
         path: how messages refer to it.
         fmt: `json`, or `pickle` for one signed pickle.
         new_writer: creates writers for parts that write their own objects.
+        policy: what to do with values that would be pickled; `fmt="pickle"` pickles in any case.
 
     Raises:
         StateError: a value cannot be captured.
     """
     for attempt in range(_TRIES):
         try:
-            tree = _encode(subject, path, fmt, new_writer)
+            tree = _encode(subject, path, fmt, new_writer, policy)
             _name_logs(tree, path)
             return tree
         except RuntimeError as error:
@@ -89,16 +95,21 @@ def decode_part(
     )
 
 
-def _encode(subject: Any, path: str, fmt: StateFormat, new_writer: NewWriter | None) -> JsonValue:
+def _encode(
+    subject: Any, path: str, fmt: StateFormat, new_writer: NewWriter | None, policy: SavePolicy
+) -> JsonValue:
     if writes_own_objects(subject) and not isinstance(subject, Log):
-        return encode(subject, path, new_writer)  # its objects are never pickled
+        return encode(subject, path, new_writer, policy)  # its objects are never pickled
     if fmt == "json" and (is_checkpointable(subject) or isinstance(subject, Log)):
-        return encode(subject, path, new_writer)  # from the live object, without a copy
+        return encode(subject, path, new_writer, policy)  # from the live object, without a copy
     if isinstance(subject, dict):
-        is_json = fmt == "json"
-        return encode(subject, path, new_writer) if is_json else _pickle_dict(subject, path)
+        if fmt == "json":
+            return encode(subject, path, new_writer, policy)
+        return _pickle_dict(subject, path)
     state = _call_state_dict(subject, path)
-    return encode(state, path) if fmt == "json" else encode_as_pickle(state, path)
+    if fmt == "json":
+        return encode(state, path, policy=policy)
+    return encode_as_pickle(state, path)
 
 
 def _name_logs(tree: Any, path: str) -> None:

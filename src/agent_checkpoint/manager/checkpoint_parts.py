@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agent_checkpoint.core.codec.encode import NewWriter
+from agent_checkpoint.core.codec.save_policy import NO_POLICY, SavePolicy
 from agent_checkpoint.core.live_objects import LiveObjects
 from agent_checkpoint.core.loading import load_parts
 from agent_checkpoint.core.state_codec import decode_part, encode_state
@@ -51,16 +52,19 @@ def parts_of(subject: Any) -> dict[str, Any]:
 
 
 def capture(
-    subject: Any, fmt: StateFormat = "json", new_writer: NewWriter | None = None
+    subject: Any,
+    fmt: StateFormat = "json",
+    new_writer: NewWriter | None = None,
+    policy: SavePolicy = NO_POLICY,
 ) -> dict[str, JsonValue]:
-    """Capture the parts of an argument as JSON.
+    """Capture the parts of an argument as JSON; `policy` applies to what will be saved.
 
     Raises:
         InvalidInputError: the argument has no parts; see `parts_of`.
         StateError: a value cannot be captured.
     """
     parts = parts_of(subject)
-    return {name: encode_state(part, name, fmt, new_writer) for name, part in parts.items()}
+    return {name: encode_state(part, name, fmt, new_writer, policy) for name, part in parts.items()}
 
 
 def restore(

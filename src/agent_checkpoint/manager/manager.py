@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from functools import partial
 from itertools import islice
 from types import TracebackType
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.backends.registry import open_store
+from agent_checkpoint.core.codec.save_policy import SavePolicy
 from agent_checkpoint.core.external_snapshot import External
 from agent_checkpoint.core.live_objects import LiveObjects
 from agent_checkpoint.errors import (
@@ -36,7 +38,14 @@ from agent_checkpoint.manager.checkpoint_parts import (
 )
 from agent_checkpoint.manager.expected_head import expect_head, head_conflict
 from agent_checkpoint.manager.key_deletion import delete_key
-from agent_checkpoint.options import BackendName, Compression, Durability, StateFormat, check_option
+from agent_checkpoint.options import (
+    BackendName,
+    Compression,
+    Durability,
+    Pickles,
+    StateFormat,
+    check_option,
+)
 from agent_checkpoint.records import (
     Changes,
     Checkpoint,
@@ -98,6 +107,7 @@ class CheckpointManager:
         backend: BackendName | str | Backend | None = None,
         path: str | os.PathLike[str] | None = None,
         fmt: StateFormat = "json",
+        pickles: Pickles = "warn",
         durability: Durability | None = None,
         min_free: int | None = None,
         max_bytes: int | None = None,
@@ -114,6 +124,8 @@ class CheckpointManager:
                 the user's default store.
             fmt: the encoding of states: `json` (human-readable), or `pickle` (signed with an HMAC
                 under your secret).
+            pickles: values that have no JSON form are saved as pickles: `allow` it, `warn` once per
+                class, or `refuse` the save. `fmt="pickle"` implies `allow`.
             durability: `full`, or `fast` (SQLite only), which may lose the most recent saves on a
                 power failure.
             min_free: refuse a save that would leave fewer than this many bytes free on the file
@@ -130,6 +142,8 @@ class CheckpointManager:
         check_option("fmt", fmt, StateFormat)
         self.fmt = fmt
         """The encoding of states: `json` or `pickle`."""
+        self.policy = save_policy(fmt, pickles)
+        """What a save does with values that would be pickled."""
         options = {
             "durability": durability,
             "min_free": min_free,
@@ -539,7 +553,7 @@ class CheckpointManager:
         key = check_key(key)  # before the expensive capture
         draft = make_draft(
             key,
-            capture(agent, self.fmt, self.store.writer),
+            capture(agent, self.fmt, self.store.writer, self.policy),
             label=options.get("label"),
             tags=options.get("tags", ()),
             metrics=options.get("metrics"),
@@ -627,6 +641,28 @@ class CheckpointManager:
     aexport_archive = in_thread(export_archive)
     aimport_archive = in_thread(import_archive)
     aclose = in_thread(close)
+
+
+def save_policy(fmt: StateFormat, pickles: Pickles) -> SavePolicy:
+    """Return the policy for `pickles=`. Raises InvalidInputError."""
+    check_option("pickles", pickles, Pickles)
+    if fmt == "pickle" and pickles == "refuse":
+        raise InvalidInputError(
+            'fmt="pickle" saves every state as a pickle, and pickles="refuse" refuses them. Use '
+            'fmt="json".'
+        )
+    return SavePolicy("allow" if fmt == "pickle" else pickles)
+
+
+def with_policy(manager: CheckpointManager, pickles: Pickles) -> CheckpointManager:
+    """Return a manager of the same store and background writer, with another policy.
+
+    Raises:
+        InvalidInputError: the policy is invalid, or contradicts the format of the manager.
+    """
+    other = copy(manager)
+    other.policy = save_policy(manager.fmt, pickles)
+    return other
 
 
 def _row(key: str, seq: int, data: bytes) -> HistoryRow:

@@ -59,7 +59,7 @@ class CheckpointWriter:
         store = self.manager.store
         taken: dict[str, Any] = {}
         if parts:  # `capture` would treat an empty dict as a state
-            taken = capture(dict(parts), self.manager.fmt, store.writer)
+            taken = capture(dict(parts), self.manager.fmt, store.writer, self.manager.policy)
         kept = {} if self.head is None else self.head.parts
         carried = {
             name: ReusedPart(kept[name])

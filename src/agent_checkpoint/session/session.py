@@ -34,6 +34,7 @@ from agent_checkpoint.options import (
     ForkEffects,
     Merge,
     OnDrift,
+    Pickles,
     Prices,
     Provider,
     RollbackEffects,
@@ -107,6 +108,7 @@ class Session:
         parts: Mapping[str, Any] | None = None,
         every: Every = "tool",
         on_drift: OnDrift = "keep",
+        pickles: Pickles | None = None,
         rebind: bool = False,
         only_at: str | None = None,
         provider: Provider | None = None,
@@ -125,6 +127,9 @@ class Session:
                 `manual` for explicit saves only.
             on_drift: what to do with files that changed since the last checkpoint: `keep` them,
                 `restore` the saved ones, or `raise`.
+            pickles: values that have no JSON form are saved as pickles: `allow` it, `warn` once per
+                class, or `refuse` the save. Default: the policy of the CheckpointManager, or
+                `warn`.
             rebind: bind the session to this directory and keep its current files. Required for a
                 non-empty directory if the session is bound to another one, was imported, or has
                 no valid signature (HMAC) under your secret.
@@ -148,7 +153,7 @@ class Session:
             check_option("provider", provider, Provider)
         check_prices(prices or {})
         extra = _checked_parts(agent, parts)
-        manager, self._owns_manager = manager_for(store)
+        manager, self._owns_manager = manager_for(store, pickles)
         self._state = state = SessionState(
             key, manager, every, agent, extra, keeps_directory=self._keeps_directory
         )
@@ -538,9 +543,17 @@ class Session:
         Raises:
             NotFoundError: there is no such effect.
             EffectError: the outcome is already known.
+            InvalidInputError: the result cannot be encoded, or `pickles=` refuses it.
         """
         state = self._state
-        resolve_effect(state.ledger, effect_id, happened=happened, result=result, note=note)
+        resolve_effect(
+            state.ledger,
+            effect_id,
+            happened=happened,
+            result=result,
+            note=note,
+            policy=self.manager.policy,
+        )
         if happened and effect_id not in state.record.standing:
             state.record.standing.append(effect_id)  # the state does not contain its result yet
 

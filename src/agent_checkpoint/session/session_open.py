@@ -21,8 +21,8 @@ from agent_checkpoint.errors import (
     WorkspaceError,
 )
 from agent_checkpoint.manager.checkpoint_parts import restore_parts
-from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.options import OnDrift, check_option
+from agent_checkpoint.manager.manager import CheckpointManager, with_policy
+from agent_checkpoint.options import OnDrift, Pickles, check_option
 from agent_checkpoint.records import Checkpoint, Kind, draft_from, short_repr
 from agent_checkpoint.session.checkpoint_writer import CheckpointWriter
 from agent_checkpoint.session.rollback.rollback import Rollback
@@ -49,15 +49,24 @@ _MAX_ATTEMPTS = 10
 _MAX_NAMED = 20
 
 
-def manager_for(store: StoreLike | None) -> tuple[CheckpointManager, bool]:
+def manager_for(
+    store: StoreLike | None, pickles: Pickles | None = None
+) -> tuple[CheckpointManager, bool]:
     """Return the manager for a `store=` argument, and whether the session has to close it.
 
+    Args:
+        store: the argument.
+        pickles: the policy of the session; None for that of a given manager, or the default.
+
     Raises:
-        InvalidInputError: the argument is not a store.
+        InvalidInputError: the argument is not a store, or the policy is invalid.
     """
     if isinstance(store, CheckpointManager):
-        return store, False
-    return CheckpointManager(open_named(None) if store is None else store), True
+        return (store if pickles is None else with_policy(store, pickles)), False
+    if pickles is not None:
+        check_option("pickles", pickles, Pickles)  # before the store is opened
+    named = open_named(None) if store is None else store
+    return CheckpointManager(named, pickles=pickles or "warn"), True
 
 
 class SessionOpener:

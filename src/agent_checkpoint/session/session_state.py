@@ -104,7 +104,9 @@ class SessionState:
     def own(self, ledger: Ledger, epoch: Epoch) -> None:
         """Set the ledger, and the epoch under which this process writes to it."""
         self.ledger = ledger
-        self.effects = Effects(EffectOutcomes(ledger, epoch, self.owner), self.record)
+        self.effects = Effects(
+            EffectOutcomes(ledger, epoch, self.owner, self.manager.policy), self.record
+        )
 
     def owner(self, tool: Tool, part: str | None = None) -> Any:
         """Return the object that a method tool is called on. Raises NotFoundError."""

@@ -126,7 +126,7 @@ def test_bytes_without_a_meaning_in_long_doubles_are_no_change() -> None:
 
 
 def test_a_generator_has_not_changed_right_after_a_save() -> None:
-    manager = CheckpointManager()
+    manager = CheckpointManager(pickles="allow")
     agent = Generated(numpy.random.default_rng(1))
     manager.save("key", agent)
     saved = manager.state_dict("key")

@@ -175,11 +175,11 @@ class Finding:
     ids=repr,
 )
 def test_results_come_back_as_they_were(manager: CheckpointManager, result: Any) -> None:
-    with Session("work", store=manager) as session:
+    with Session("work", store=manager, pickles="allow") as session:
         for task in session.tasks(["one"]):
             with task:
                 task.result, task.note = result, "a note"
-    with Session("work", store=manager) as session:
+    with Session("work", store=manager, pickles="allow") as session:
         found = session.tasks["one"].result
         assert found == result
         assert type(found) is type(result)

@@ -20,6 +20,7 @@ from agent_checkpoint.core.captured_fields import (
 from agent_checkpoint.core.class_names import name_of
 from agent_checkpoint.core.codec.arrays import encode_array, is_array, zero_padding
 from agent_checkpoint.core.codec.pickles import encode_pickle
+from agent_checkpoint.core.codec.save_policy import NO_POLICY, PickledValueError, SavePolicy
 from agent_checkpoint.core.codec.scalars import LEAVES, encode_float, encode_int, encode_text
 from agent_checkpoint.core.codec.structures import BEYOND_FIELDS, has_hidden_content
 from agent_checkpoint.core.codec.type_hints import hinted_types
@@ -65,7 +66,12 @@ _LONGEST_KEY = 1024
 _NO_TYPES: Mapping[str, type] = {}
 
 
-def encode(value: Any, path: str = "agent", new_writer: NewWriter | None = None) -> JsonValue:
+def encode(
+    value: Any,
+    path: str = "agent",
+    new_writer: NewWriter | None = None,
+    policy: SavePolicy = NO_POLICY,
+) -> JsonValue:
     """Return a value, or the state of a live object, as plain JSON.
 
     Args:
@@ -73,12 +79,19 @@ def encode(value: Any, path: str = "agent", new_writer: NewWriter | None = None)
         path: the name of the value in messages.
         new_writer: creates the writer for values that write their own objects. If None, the result
             of their `state_dict()` is encoded.
+        policy: what to do with values that would be pickled.
 
     Raises:
         StateError: a nested value cannot be captured; the message contains its path.
     """
     with as_state_error(path, value):
-        return Encoder(_NO_TYPES, new_writer).value(value, 0)
+        while True:
+            try:
+                return Encoder(_NO_TYPES, new_writer, policy).value(value, 0)
+            except PickledValueError as error:
+                if policy.pickles == "refuse":
+                    raise
+                error.warn(path)  # once per class; then encode it all again
 
 
 def encode_as_pickle(value: Any, path: str = "agent") -> JsonValue:
@@ -97,13 +110,24 @@ class ItemEncoder:
     `types` are the classes in the type hints of the owner of the log.
     """
 
-    def __init__(self, types: Mapping[str, type], depth: int) -> None:
+    def __init__(
+        self, types: Mapping[str, type], depth: int, policy: SavePolicy = NO_POLICY
+    ) -> None:
         self.types = types
         self.depth = depth
+        self.policy = policy
 
     def __call__(self, item: Any) -> JsonValue:
         """Return an item as JSON. Raises PathError."""
         return Encoder(self.types).value(item, self.depth)
+
+    def check(self, item: Any) -> None:
+        """Check an item when the log is captured: it may be written on another thread.
+
+        Raises:
+            PathError: it cannot be encoded, or the policy does not allow a pickle of it.
+        """
+        _PolicyCheck(self.types, policy=self.policy).value(item, self.depth)
 
 
 class Encoder:
@@ -112,9 +136,15 @@ class Encoder:
     `types` are the classes in the type hints of the enclosing object, by name.
     """
 
-    def __init__(self, types: Mapping[str, type], new_writer: NewWriter | None = None) -> None:
+    def __init__(
+        self,
+        types: Mapping[str, type],
+        new_writer: NewWriter | None = None,
+        policy: SavePolicy = NO_POLICY,
+    ) -> None:
         self.types = types
         self.new_writer = new_writer
+        self.policy = policy
 
     def value(self, value: Any, depth: int) -> JsonValue:
         """Return a value as JSON. Raises PathError."""
@@ -181,7 +211,7 @@ class Encoder:
         factory = value.default_factory
         name = getattr(factory, "__name__", None)
         if factory is not None and FACTORIES.get(str(name)) is not factory:
-            return {"$pickle": encode_pickle(value)}
+            return self._pickle(value)
         return {"$defaultdict": [name, self._pairs(value, depth)]}
 
     def _state_dict(self, value: StateDict, depth: int) -> JsonValue:
@@ -196,7 +226,7 @@ class Encoder:
         leaf = LEAVES.get(type(value))
         if leaf is not None:
             text = leaf.encode(value)
-            return {"$pickle": encode_pickle(value)} if text is None else {leaf.tag: text}
+            return self._pickle(value) if text is None else {leaf.tag: text}
         if is_checkpointable(value):
             return self.value(state_of(value), depth)
         if isinstance(value, ObjectRef) or writes_own_objects(value):
@@ -215,7 +245,13 @@ class Encoder:
             if array is not None:
                 return {"$ndarray": array}
             value = zero_padding(value)
-        return {"$pickle": encode_pickle(value)}
+        return self._pickle(value)
+
+    def _pickle(self, value: Any) -> JsonValue:
+        tree: JsonValue = {"$pickle": encode_pickle(value)}
+        if self.policy.objects_to(value):  # last: a value that cannot be pickled is another error
+            raise PickledValueError(value)
+        return tree
 
     def _reference(self, value: Any) -> Any:
         if isinstance(value, ObjectRef):
@@ -223,6 +259,13 @@ class Encoder:
         if self.new_writer is None:
             return self._reference(_call_state_dict(value))
         return CapturedState(value, self.new_writer)
+
+
+class _PolicyCheck(Encoder):
+    """Encodes a value, except for pickles that the policy allows."""
+
+    def _pickle(self, value: Any) -> JsonValue:
+        return super()._pickle(value) if self.policy.objects_to(value) else None
 
 
 def _refuse_object(value: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from agent_checkpoint.core.codec.save_policy import NO_POLICY, SavePolicy
 from agent_checkpoint.core.path_errors import cause_text
 from agent_checkpoint.errors import (
     EffectConflictError,
@@ -43,14 +44,17 @@ class EffectOutcomes:
         ledger: Ledger,
         epoch: Epoch,
         owner: Callable[[Tool, str | None], Any],
+        policy: SavePolicy,
     ) -> None:
         """Manage the outcomes of a session's effects.
 
-        `owner` returns the object on which a tool defined as a method is called.
+        `owner` returns the object on which a tool defined as a method is called; `policy` applies
+        to results.
         """
         self.ledger = ledger
         self.epoch = epoch
         self._owner = owner
+        self._policy = policy
 
     def commit(self, effect: Effect, result: Any) -> None:
         """Record an effect as committed. Not fenced: a fenced-off owner must report it too.
@@ -63,8 +67,8 @@ class EffectOutcomes:
         """
         described = False
         try:
-            tree = encode_for_ledger(result, "The result")
-        except InvalidInputError:  # the effect happened nevertheless
+            tree = encode_for_ledger(result, f"{effect.tool}'s result", self._policy)
+        except (InvalidInputError, UserWarning):  # the effect happened nevertheless
             tree, described = encode_for_ledger(recordable(result), "The result"), True
         self._append_outcome(COMMITTED, effect, described=described, parts={"result": tree})
         if effect.status != COMMITTED:
@@ -166,7 +170,13 @@ class EffectOutcomes:
 
 
 def resolve_effect(
-    ledger: Ledger, effect_id: str, *, happened: bool, result: Any = None, note: str = ""
+    ledger: Ledger,
+    effect_id: str,
+    *,
+    happened: bool,
+    result: Any = None,
+    note: str = "",
+    policy: SavePolicy = NO_POLICY,
 ) -> None:
     """Record the outcome of an effect whose outcome is unknown.
 
@@ -175,6 +185,7 @@ def resolve_effect(
     Raises:
         NotFoundError: there is no such effect.
         EffectError: the outcome is already known.
+        InvalidInputError: the result cannot be encoded, or the policy refuses it.
     """
 
     def guard() -> None:
@@ -188,7 +199,7 @@ def resolve_effect(
     known = getattr(ledger.state.effects.get(effect_id), "parts", {})
     parts = {}
     if happened and (result is not None or "result" not in known):  # else keep the stored one
-        parts = {"result": encode_for_ledger(result, "The result")}
+        parts = {"result": encode_for_ledger(result, "The result", policy)}
     ledger.append(
         "resolved", guard=guard, effect=effect_id, happened=bool(happened), note=note, parts=parts
     )

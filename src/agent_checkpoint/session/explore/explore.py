@@ -288,6 +288,7 @@ class _WorkerTrials:
             "effects": forking.effects,
             "makes_agent": forking.new_agent is not None,
             "fmt": state.manager.fmt,
+            "pickles": state.manager.policy.pickles,
             "view": view,
             "files": None,
             "has_files": forking.tree is not None,

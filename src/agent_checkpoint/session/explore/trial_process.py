@@ -53,7 +53,7 @@ def _run(spec: dict[str, Any], private: Path, began: float) -> dict[str, Any]:
     from agent_checkpoint.workspace.workspace import Workspace, open_in_namespace
 
     strategy, variant, agent, parts = decode_payload((private / PAYLOAD).read_bytes()).values()
-    with CheckpointManager(spec["store"], fmt=spec["fmt"]) as manager:
+    with CheckpointManager(spec["store"], fmt=spec["fmt"], pickles=spec["pickles"]) as manager:
         workspace = None
         if view is not None:
             workspace = open_in_namespace(view, manager.store, spec["options"])

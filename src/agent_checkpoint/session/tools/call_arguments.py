@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_checkpoint.core.codec.encode import encode
+from agent_checkpoint.core.codec.save_policy import NO_POLICY, SavePolicy
 from agent_checkpoint.core.copying import copied
 from agent_checkpoint.core.path_errors import MAX_DEPTH
 from agent_checkpoint.core.stateful import is_stateful, is_stateful_part
@@ -56,14 +57,14 @@ def as_json(value: Any) -> Any:
         return value
 
 
-def encode_for_ledger(value: Any, what: str) -> JsonValue:
+def encode_for_ledger(value: Any, what: str, policy: SavePolicy = NO_POLICY) -> JsonValue:
     """Encode a value of an effect for the ledger.
 
     Raises:
-        InvalidInputError: the value cannot be encoded.
+        InvalidInputError: the value cannot be encoded, or the policy refuses it.
     """
     try:
-        return encode(value, what)
+        return encode(value, what, policy=policy)
     except StateError as error:
         raise InvalidInputError(
             f"{error} Arguments and results of tools with external side effects are stored in the "

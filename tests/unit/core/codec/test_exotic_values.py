@@ -249,7 +249,7 @@ class Halfway:
 class TestForeignStates:
     @pytest.mark.parametrize("member", ["__class__", "__version__", "other"])
     def test_a_state_that_looks_like_ours_stays_its_own(self, member: str) -> None:
-        manager, agent = CheckpointManager(), Exotic(Foreign(member))
+        manager, agent = CheckpointManager(pickles="allow"), Exotic(Foreign(member))
         manager.save("key", agent)
         agent.value.state = {"changed": True}
         manager.load("key", agent)
