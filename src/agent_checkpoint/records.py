@@ -59,9 +59,13 @@ class _HistoryRow(TypedDict):
 
 
 class HistoryRow(_HistoryRow, total=False):
-    """A checkpoint in a history, without its state. `error` is the reason why it is unreadable."""
+    """A checkpoint in a history, without its state. `error` is the reason why it is unreadable.
+
+    `redacted`: how many secrets the save replaced; only present if there were any.
+    """
 
     error: str
+    redacted: int
 
 
 ROLLBACK_KINDS = frozenset({Kind.ROLLBACK, Kind.RESTORE, Kind.ADOPT})
@@ -130,6 +134,8 @@ class Draft(NamedTuple):
     """The token of the import that wrote the content, if any."""
     claim: Claim | None = None
     """The claim of a directory to the key, if any."""
+    redacted: int = 0
+    """How many secrets `redact=` replaced in the parts, labels and tags."""
 
 
 class CheckpointRow(dict[str, Any]):
@@ -182,6 +188,8 @@ class Checkpoint(NamedTuple):
     """The token of the import that wrote the content, if any. Forks and copies inherit it."""
     claim: Claim | None = None
     """The claim of a directory to the key, unverified; `store/directory_claims.py` checks it."""
+    redacted: int = 0
+    """How many secrets `redact=` replaced in this save; items of a log count when first saved."""
 
     @property
     def id(self) -> str:
@@ -190,7 +198,15 @@ class Checkpoint(NamedTuple):
 
     def draft(self) -> Draft:
         """Return a draft with the same content."""
-        return Draft(self.key, self.parts, self.kind, self.label, self.tags, self.metrics)
+        return Draft(
+            self.key,
+            self.parts,
+            self.kind,
+            self.label,
+            self.tags,
+            self.metrics,
+            redacted=self.redacted,
+        )
 
     def summary(self) -> HistoryRow:
         """Return all fields except the state, in the form that `history` returns."""
@@ -204,6 +220,8 @@ class Checkpoint(NamedTuple):
             parents=list(self.parents),
             parts=list(self.parts),
         )
+        if self.redacted:
+            row["redacted"] = self.redacted
         return cast("HistoryRow", row)
 
     def _repr_html_(self) -> str:
@@ -213,7 +231,13 @@ class Checkpoint(NamedTuple):
 def draft_from(source: Checkpoint, key: str, kind: CheckpointKind) -> Draft:
     """Return a draft that copies the content of a checkpoint of the same store."""
     return Draft(
-        key, source.parts, kind=kind, label=source.label, source=source, token=source.token
+        key,
+        source.parts,
+        kind=kind,
+        label=source.label,
+        source=source,
+        token=source.token,
+        redacted=source.redacted,
     )
 
 

@@ -28,6 +28,7 @@ _ADVICE = (
 _TRANSIENT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EINTR})
 _DOMAIN = b"agent-checkpoint pickle 1\n"
 _ENTRY_DOMAIN = b"agent-checkpoint entry 1\n"
+_DIGEST_DOMAIN = b"agent-checkpoint digest 1\n"
 
 
 def make_seal(data: bytes) -> str:
@@ -68,6 +69,20 @@ def entry_key(*, create: bool) -> bytes | None:
     """
     secret = _secret(create=create)
     return None if secret is None else hmac.new(secret, _ENTRY_DOMAIN, hashlib.sha256).digest()
+
+
+def keyed_digest(data: bytes) -> str:
+    """Return a digest of data with secrets: a plain hash of a short secret could be guessed.
+
+    An HMAC under a key derived from the user's secret, and a point with a short hash of that key.
+
+    Raises:
+        StateError: the secret cannot be created or read.
+    """
+    secret = _secret(create=True) or b""
+    key = hmac.new(secret, _DIGEST_DOMAIN, hashlib.sha256).digest()
+    name = hmac.new(key, b"name", hashlib.sha256).hexdigest()[:8]
+    return f"{hmac.new(key, data, hashlib.sha256).hexdigest()}.{name}"
 
 
 def seal_claim(statement: bytes) -> str | None:

@@ -17,6 +17,7 @@ from agent_checkpoint.core.path_errors import ITEMS, PathError, as_state_error
 from agent_checkpoint.core.stateful import LoadResult
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
 from agent_checkpoint.records import JsonValue, short_repr
+from agent_checkpoint.redaction import Redactor
 from agent_checkpoint.store.objects.merkle_list import MerkleListBuilder, StoredList
 from agent_checkpoint.store.objects.splitting import IN_ENTRY, OutOfLineValue, add_item, put_list
 from agent_checkpoint.store.objects.writer import Writer
@@ -291,7 +292,7 @@ class LogItems(OutOfLineValue):
 
     def inline(self, writer: Writer | None = None) -> JsonValue:
         """Return the items as JSON. Raises StateError."""
-        return list(self._encoded(0))
+        return list(self._encoded(0, writer))
 
     def store(self, writer: Writer, refs: list[str]) -> bytes:
         """Write the new items; a short log is stored inline. Raises StateError."""
@@ -311,13 +312,13 @@ class LogItems(OutOfLineValue):
         stored = self._stored(writer)
         builder, place = stored.end.copy(), stored.n
         leaf, leaf_place = stored.leaf, stored.leaf_n
-        for tree in self._encoded(place):
+        for tree in self._encoded(place, writer):
             if builder.at_leaf_start:
                 leaf, leaf_place = builder.copy(), place
             add_item(tree, builder, writer)
             place += 1
         now = StoredList(builder, place, leaf, leaf_place)
-        known = _Known(self._generation, self._encode.types, now)
+        known = _Known(self._generation, self._encode.types, self._encode.policy.redactor, now)
         writer.on_commit(lambda: writer.write_cache.__setitem__(self._identity, known))
         return builder
 
@@ -326,6 +327,8 @@ class LogItems(OutOfLineValue):
         found: _Known | None = writer.write_cache.get(self._identity)
         if found is None or not writer.trust_cache or found.types != self._encode.types:
             return StoredList()
+        if found.redactor is not self._encode.policy.redactor:
+            return StoredList()
         same = self._log._unchanged_since(found.generation)
         # A log that was cut or loaded after this capture has discarded its earlier cuts.
         if self._log._identity is not self._identity or self._log._generation != self._generation:
@@ -333,10 +336,12 @@ class LogItems(OutOfLineValue):
         most = self._count if same is None else min(same, self._count)
         return found.stored.resume(lambda n: n <= most)
 
-    def _encoded(self, start: int) -> Iterator[JsonValue]:
+    def _encoded(self, start: int, writer: Writer | None) -> Iterator[JsonValue]:
         for place, item in enumerate(self._items[start : self._count], start):
             with as_state_error(f"{self.path}[{place}]", item):
-                tree = self._encode(item)
+                tree, count = self._encode.redacted(item)
+            if writer is not None:
+                writer.redacted += count
             yield tree
 
 
@@ -358,6 +363,7 @@ class _Known(NamedTuple):
 
     generation: int
     types: Mapping[str, type]
+    redactor: Redactor | None
     stored: StoredList
 
 

@@ -11,14 +11,17 @@ from types import MappingProxyType
 from typing import Any
 
 from agent_checkpoint.core.codec.encode import NewWriter
+from agent_checkpoint.core.codec.redacted_tree import redact_tree
 from agent_checkpoint.core.codec.save_policy import NO_POLICY, SavePolicy
 from agent_checkpoint.core.live_objects import LiveObjects
 from agent_checkpoint.core.loading import load_parts
+from agent_checkpoint.core.path_errors import as_state_error
 from agent_checkpoint.core.state_codec import decode_part, encode_state
 from agent_checkpoint.core.stateful import is_stateful
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
 from agent_checkpoint.options import StateFormat
 from agent_checkpoint.records import Draft, JsonValue, short_repr
+from agent_checkpoint.redaction import Redactor
 from agent_checkpoint.store.canonical_json import exact_float
 from agent_checkpoint.store.objects.reader import Reader
 
@@ -177,11 +180,13 @@ def make_draft(
     label: str | None = None,
     tags: Iterable[str] = (),
     metrics: Mapping[str, float] | None = None,
+    policy: SavePolicy = NO_POLICY,
 ) -> Draft:
-    """Return a validated draft of a checkpoint.
+    """Return a validated draft of a checkpoint, with secrets redacted if the policy says so.
 
     Raises:
-        InvalidInputError: the label, a tag or a metric is invalid.
+        InvalidInputError: the label, a tag or a metric is invalid, or a name contains a secret.
+        StateError: a value that cannot be redacted contains a secret.
     """
     if label is not None:
         check_text(label, "A label")
@@ -193,12 +198,46 @@ def make_draft(
     for name, value in (metrics or {}).items():
         check_text(name, "A metric name")
         numbers[name] = _number(name, value)
-    return Draft(
+    draft = Draft(
         key=key,
         parts=parts,
         label=label,
         tags=tuple(check_text(tag, "A tag") for tag in tags),
         metrics=numbers,
+    )
+    return draft if policy.redactor is None else _redacted(draft, policy.redactor)
+
+
+def check_name(name: str, what: str, redactor: Redactor | None) -> None:
+    """Refuse a name that contains a secret: it identifies something, so it cannot be redacted.
+
+    Raises:
+        InvalidInputError: it does; the message does not contain it.
+    """
+    if redactor is not None and redactor.text(name)[1]:
+        raise InvalidInputError(
+            f"{what} contains a value that redact= matches, and a name cannot be redacted. "
+            "Nothing was saved. Use another name."
+        )
+
+
+def _redacted(draft: Draft, redactor: Redactor) -> Draft:
+    for name, what in (
+        (draft.key, "The key"),
+        *((name, "A part name") for name in draft.parts),
+        *((name, "A metric name") for name in draft.metrics),
+    ):
+        check_name(name, what, redactor)
+    parts, total = {}, 0
+    for name, tree in draft.parts.items():
+        with as_state_error(name):
+            parts[name], count = redact_tree(tree, redactor)
+        total += count
+    label, count = (None, 0) if draft.label is None else redactor.text(draft.label)
+    tags = [redactor.text(tag) for tag in draft.tags]
+    total += count + sum(number for _, number in tags)
+    return draft._replace(
+        parts=parts, label=label, tags=tuple(tag for tag, _ in tags), redacted=total
     )
 
 

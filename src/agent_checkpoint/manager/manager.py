@@ -30,6 +30,7 @@ from agent_checkpoint.manager.background_saves import BackgroundWriter
 from agent_checkpoint.manager.checkpoint_diff import Comparison, DiffOptions
 from agent_checkpoint.manager.checkpoint_parts import (
     capture,
+    check_name,
     make_draft,
     parts_of,
     restore,
@@ -58,6 +59,7 @@ from agent_checkpoint.records import (
     draft_from,
     short_repr,
 )
+from agent_checkpoint.redaction import Redact, Redactor, redactor_of
 from agent_checkpoint.store.archive.archive_file import export_archive
 from agent_checkpoint.store.archive.importer import import_archive, remove_dead_imports
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
@@ -108,6 +110,7 @@ class CheckpointManager:
         path: str | os.PathLike[str] | None = None,
         fmt: StateFormat = "json",
         pickles: Pickles = "warn",
+        redact: Redact | None = None,
         durability: Durability | None = None,
         min_free: int | None = None,
         max_bytes: int | None = None,
@@ -126,6 +129,9 @@ class CheckpointManager:
                 under your secret).
             pickles: values that have no JSON form are saved as pickles: `allow` it, `warn` once per
                 class, or `refuse` the save. `fmt="pickle"` implies `allow`.
+            redact: what to replace by placeholders before anything is stored: `secrets` (common
+                keys and tokens), a regular expression, a function of a string, or a list of them.
+                A restore brings back the placeholders.
             durability: `full`, or `fast` (SQLite only), which may lose the most recent saves on a
                 power failure.
             min_free: refuse a save that would leave fewer than this many bytes free on the file
@@ -142,8 +148,8 @@ class CheckpointManager:
         check_option("fmt", fmt, StateFormat)
         self.fmt = fmt
         """The encoding of states: `json` or `pickle`."""
-        self.policy = save_policy(fmt, pickles)
-        """What a save does with values that would be pickled."""
+        self.policy = save_policy(fmt, pickles, redactor_of(redact))
+        """What a save does with values that would be pickled, and with secrets."""
         options = {
             "durability": durability,
             "min_free": min_free,
@@ -339,6 +345,7 @@ class CheckpointManager:
 
         def begin(source: Checkpoint) -> str:
             draft = draft_from(source, check_key(new_key), Kind.FORK)
+            check_name(new_key, "The key", self.policy.redactor)
             remove_dead_imports(self.store)  # a killed import leaves hidden entries under the key
             return self.store.write(draft, parents=(source.id,), after=0).id
 
@@ -557,6 +564,7 @@ class CheckpointManager:
             label=options.get("label"),
             tags=options.get("tags", ()),
             metrics=options.get("metrics"),
+            policy=self.policy,
         )
         return draft, options.get("expected_head")
 
@@ -643,25 +651,37 @@ class CheckpointManager:
     aclose = in_thread(close)
 
 
-def save_policy(fmt: StateFormat, pickles: Pickles) -> SavePolicy:
-    """Return the policy for `pickles=`. Raises InvalidInputError."""
+def save_policy(fmt: StateFormat, pickles: Pickles, redactor: Redactor | None) -> SavePolicy:
+    """Return the policy for `pickles=` and `redact=`. Raises InvalidInputError."""
     check_option("pickles", pickles, Pickles)
     if fmt == "pickle" and pickles == "refuse":
         raise InvalidInputError(
             'fmt="pickle" saves every state as a pickle, and pickles="refuse" refuses them. Use '
             'fmt="json".'
         )
-    return SavePolicy("allow" if fmt == "pickle" else pickles)
+    if fmt == "pickle" and redactor is not None:
+        raise InvalidInputError(
+            'fmt="pickle" saves every state as a pickle, which redact= cannot redact. Use '
+            'fmt="json".'
+        )
+    return SavePolicy("allow" if fmt == "pickle" else pickles, redactor)
 
 
-def with_policy(manager: CheckpointManager, pickles: Pickles) -> CheckpointManager:
+def with_policy(
+    manager: CheckpointManager, pickles: Pickles | None, redact: Redact | None
+) -> CheckpointManager:
     """Return a manager of the same store and background writer, with another policy.
+
+    None stands for the policy of the manager.
 
     Raises:
         InvalidInputError: the policy is invalid, or contradicts the format of the manager.
     """
-    other = copy(manager)
-    other.policy = save_policy(manager.fmt, pickles)
+    if pickles is None and redact is None:
+        return manager
+    other, policy = copy(manager), manager.policy
+    redactor = policy.redactor if redact is None else redactor_of(redact)
+    other.policy = save_policy(manager.fmt, pickles or policy.pickles, redactor)
     return other
 
 

@@ -31,6 +31,8 @@ class CheckpointWriter:
         self.manager = manager
         self.record = record
         self.head = head
+        self.redacted = 0
+        """How many values were redacted in the checkpoints that were written."""
         self._unconfirmed: Checkpoint | None = None
         """A write whose outcome is unknown, because it was interrupted before it returned."""
         self.lock = RLock()
@@ -61,14 +63,21 @@ class CheckpointWriter:
         if parts:  # `capture` would treat an empty dict as a state
             taken = capture(dict(parts), self.manager.fmt, store.writer, self.manager.policy)
         kept = {} if self.head is None else self.head.parts
-        carried = {
+        carried: dict[str, Any] = {
             name: ReusedPart(kept[name])
             for name in kept
             if name not in taken and name != SESSION_PART
         }
-        taken = {**carried, **taken, SESSION_PART: self.record.dump()}
-        draft = make_draft(self.record.key, taken, label=label, tags=tags, metrics=metrics)
-        return draft._replace(kind=kind)
+        draft = make_draft(
+            self.record.key,
+            {**carried, **taken},
+            label=label,
+            tags=tags,
+            metrics=metrics,
+            policy=self.manager.policy,
+        )
+        # The record is not redacted: it consists of names and numbers.
+        return draft._replace(parts={**draft.parts, SESSION_PART: self.record.dump()}, kind=kind)
 
     def write(self, draft: Draft, parents: tuple[str, ...] | None = None) -> Checkpoint:
         """Append a checkpoint after the head.
@@ -120,6 +129,7 @@ class CheckpointWriter:
                 "checkpoints are kept."
             ) from error
         self._unconfirmed = None
+        self.redacted += 0 if draft.source is not None else self.head.redacted
         return self.head
 
 
@@ -139,4 +149,5 @@ def _as_checkpoint(draft: Draft, after: int, parents: tuple[str, ...]) -> Checkp
 
 
 def _is_same(head: Checkpoint, unconfirmed: Checkpoint) -> bool:
-    return head._replace(seq=0, parts={}, size=0) == unconfirmed._replace(seq=0, parts={}, size=0)
+    unknown: dict[str, Any] = {"seq": 0, "parts": {}, "size": 0, "redacted": 0}
+    return head._replace(**unknown) == unconfirmed._replace(**unknown)

@@ -42,6 +42,7 @@ from agent_checkpoint.options import (
     check_option,
 )
 from agent_checkpoint.records import Kind, check_key, parse_checkpoint_id, short_repr
+from agent_checkpoint.redaction import Redact
 from agent_checkpoint.session.current_session import (
     as_current,
     enter,
@@ -109,6 +110,7 @@ class Session:
         every: Every = "tool",
         on_drift: OnDrift = "keep",
         pickles: Pickles | None = None,
+        redact: Redact | None = None,
         rebind: bool = False,
         only_at: str | None = None,
         provider: Provider | None = None,
@@ -130,6 +132,9 @@ class Session:
             pickles: values that have no JSON form are saved as pickles: `allow` it, `warn` once per
                 class, or `refuse` the save. Default: the policy of the CheckpointManager, or
                 `warn`.
+            redact: what to replace by placeholders before anything is stored: `secrets` (common
+                keys and tokens), a regular expression, a function of a string, or a list of them.
+                Default: as the CheckpointManager does. Files of the workspace are not redacted.
             rebind: bind the session to this directory and keep its current files. Required for a
                 non-empty directory if the session is bound to another one, was imported, or has
                 no valid signature (HMAC) under your secret.
@@ -153,7 +158,7 @@ class Session:
             check_option("provider", provider, Provider)
         check_prices(prices or {})
         extra = _checked_parts(agent, parts)
-        manager, self._owns_manager = manager_for(store, pickles)
+        manager, self._owns_manager = manager_for(store, pickles, redact)
         self._state = state = SessionState(
             key, manager, every, agent, extra, keeps_directory=self._keeps_directory
         )
@@ -270,7 +275,7 @@ class Session:
     @property
     def approvals(self) -> Approvals:
         """The approval requests in this session's store."""
-        return Approvals(self.manager.store)
+        return Approvals(self.manager)
 
     @property
     def notices(self) -> list[str]:
@@ -282,6 +287,11 @@ class Session:
         notices = [unseen_effect_notice(effect) for effect in unseen.values() if effect.stands]
         notices += map(compensated_notice, still_compensated(state.ledger, record.gone))
         notices += state.problems
+        if state.writer.redacted:
+            notices.append(
+                f"redact= replaced {state.writer.redacted} values by placeholders in the saved "
+                "checkpoints. A restore brings back the placeholders."
+            )
         notices += [
             f"{effect.words} succeeded after it had been recorded as failed, and may have been "
             f"executed again since. A person must check it. ({effect.note})"

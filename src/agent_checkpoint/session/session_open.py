@@ -24,6 +24,7 @@ from agent_checkpoint.manager.checkpoint_parts import restore_parts
 from agent_checkpoint.manager.manager import CheckpointManager, with_policy
 from agent_checkpoint.options import OnDrift, Pickles, check_option
 from agent_checkpoint.records import Checkpoint, Kind, draft_from, short_repr
+from agent_checkpoint.redaction import Redact, redactor_of
 from agent_checkpoint.session.checkpoint_writer import CheckpointWriter
 from agent_checkpoint.session.rollback.rollback import Rollback
 from agent_checkpoint.session.rollback.rollback_target import unfinished_rollback
@@ -50,23 +51,25 @@ _MAX_NAMED = 20
 
 
 def manager_for(
-    store: StoreLike | None, pickles: Pickles | None = None
+    store: StoreLike | None, pickles: Pickles | None = None, redact: Redact | None = None
 ) -> tuple[CheckpointManager, bool]:
     """Return the manager for a `store=` argument, and whether the session has to close it.
 
     Args:
         store: the argument.
         pickles: the policy of the session; None for that of a given manager, or the default.
+        redact: likewise.
 
     Raises:
         InvalidInputError: the argument is not a store, or the policy is invalid.
     """
     if isinstance(store, CheckpointManager):
-        return (store if pickles is None else with_policy(store, pickles)), False
+        return with_policy(store, pickles, redact), False
     if pickles is not None:
         check_option("pickles", pickles, Pickles)  # before the store is opened
+    redactor_of(redact)
     named = open_named(None) if store is None else store
-    return CheckpointManager(named, pickles=pickles or "warn"), True
+    return CheckpointManager(named, pickles=pickles or "warn", redact=redact), True
 
 
 class SessionOpener:

@@ -11,6 +11,7 @@ from agent_checkpoint.core.codec.encode import encode
 from agent_checkpoint.core.copying import copied
 from agent_checkpoint.core.path_errors import as_state_error
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
+from agent_checkpoint.manager.checkpoint_parts import check_name
 from agent_checkpoint.options import OnResume, check_option
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.session.current_session import set_task
@@ -154,6 +155,7 @@ class Tasks:
                 raise InvalidInputError(
                     f"A task id must be a non-empty string, not {short_repr(name)}."
                 )
+            check_name(name, "A task id", self._state.manager.policy.redactor)
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise InvalidInputError(f"Task ids must be unique; {short_repr(twice)} is not.")
@@ -262,14 +264,17 @@ class Tasks:
             return False  # interrupted, or suspended for an approval: it resumes later
         elif self._retries.get(row.id, 0) > 0:
             self._retries[row.id] -= 1
-            note, attempt = describe_error(error), row.attempt
+            note, attempt = describe_error(error, self._state.manager.policy.redactor), row.attempt
             self._restart(row.id, row.began)
             row = task._row = self._rows.setdefault(row.id, row)
             row.status, row.note, row.attempt = PENDING, note, attempt
             self._earlier_errors[row.id] = note
             return True
         else:
-            row.status, row.note = FAILED, describe_error(error)
+            row.status, row.note = (
+                FAILED,
+                describe_error(error, self._state.manager.policy.redactor),
+            )
         row.began = None
         self._finish(task)
         return False

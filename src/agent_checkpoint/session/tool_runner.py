@@ -23,6 +23,7 @@ from agent_checkpoint.session.current_session import current_task, is_nested, ne
 from agent_checkpoint.session.effects.approvals import (
     append_request,
     arguments_of,
+    call_arguments,
     consume_answer,
     denial,
     find_request,
@@ -34,14 +35,13 @@ from agent_checkpoint.session.effects.effect_context import (
     EffectContext,
     ToolCall,
 )
-from agent_checkpoint.session.effects.idempotency import effect_identity
+from agent_checkpoint.session.effects.idempotency import call_digest, effect_identity
 from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.session.tasks import Tasks
 from agent_checkpoint.session.tools.call_arguments import (
     as_json,
     describe_call,
     describe_error,
-    fingerprint,
     recordable,
 )
 from agent_checkpoint.session.tools.effect_kinds import behaviour_of
@@ -64,6 +64,7 @@ class ToolRunner:
         self._state = state
         self._tasks = tasks
         self.add_notice = state.add_notice
+        self._redactor = state.manager.policy.redactor
 
     def run(self, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a tool. Raises what the tool raises, and CheckpointError if the call is refused."""
@@ -190,6 +191,7 @@ class ToolRunner:
     # -- the steps -------------------------------------------------------------------------------
 
     def _begin(self, call: ToolCall) -> None:
+        call.redactor = self._redactor
         state, tool, request = self._state, call.tool, call.request
         state.check_open()
         call.task = current_task(self) or self._tasks.only_one_in_progress()
@@ -202,16 +204,25 @@ class ToolRunner:
             call.part = part_name(state.live_parts(), tool, call.owner)
             given: Any = call.arguments if call.part is None else [call.part, call.arguments]
             with state.writer.lock:
-                call.digest = fingerprint(given, f"{tool.name}'s arguments")
+                call.digest = call_digest(
+                    given, f"{tool.name}'s arguments", self._redactor, state.ledger.state
+                )
                 call.call_number = state.effects.call_numbers.reserve(
                     tool, call.digest, call.task, call
                 )
             number = 0 if call.call_number is None else call.call_number.number
             call.identity = effect_identity(
-                tool, call.arguments, call.digest, call.task, number, part=call.part
+                tool,
+                call.arguments,
+                call.digest,
+                call.task,
+                number,
+                part=call.part,
+                redactor=self._redactor,
+                ledger=state.ledger.state,
             )
             self._authorize(call)
-        call.given = recordable(call.arguments)
+        call.given = recordable(call.arguments, self._redactor)
         state.running.append(call)
 
     def _withdraw(self, call: ToolCall) -> None:
@@ -265,7 +276,7 @@ class ToolRunner:
             self._suspend(call, request.id, is_new=False)
         is_approved = request.status == APPROVED
         if is_approved:
-            call.arguments = arguments_of(ledger, request)
+            call.arguments = call_arguments(ledger, request, call.arguments)
         elif request.status == DENIED:
             consume_answer(ledger, request, state.effects.epoch)
         else:
@@ -329,7 +340,7 @@ class ToolRunner:
         """Record a call that raised."""
         if not isinstance(error, Exception):
             return  # the process stops, or the session is suspended for an approval
-        self._record(call, error=describe_error(error))
+        self._record(call, error=describe_error(error, self._redactor))
         try:
             self._save(call)
         except CheckpointError as trouble:
@@ -346,13 +357,17 @@ class ToolRunner:
                 why = f"the tool reported that nothing happened: {safe_repr(error)}"
                 outcomes.fail(effect, why)
             elif isinstance(error, Exception):
-                outcomes.verify(effect, call.tool)
+                outcomes.verify(effect, call.tool, call.arguments)
         except CheckpointError as unknown:  # raise the tool's own error
             _add_note(error, str(unknown))
 
     def record_refused(self, call_id: str, tool: str, arguments: Any, error: str) -> dict[str, Any]:
         """Record a call of a model that cannot be made; return its row."""
-        row: dict[str, Any] = {"tool": tool, "arguments": recordable(arguments), "error": error}
+        row: dict[str, Any] = {
+            "tool": tool,
+            "arguments": recordable(arguments, self._redactor),
+            "error": error,
+        }
         row.update(ts=time.time(), seconds=0.0, call_id=call_id)
         task = current_task(self) or self._tasks.only_one_in_progress()
         with self._state.writer.lock:
@@ -363,7 +378,8 @@ class ToolRunner:
     def _record(self, call: ToolCall, **outcome: Any) -> None:
         if "result" in outcome:
             result = outcome["result"]
-            outcome["result"] = recordable(result if call.call_id is None else as_json(result))
+            told = result if call.call_id is None else as_json(result)
+            outcome["result"] = recordable(told, self._redactor)
         row: dict[str, Any] = {
             "tool": call.tool.name,
             "arguments": call.given,

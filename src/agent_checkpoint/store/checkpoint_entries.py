@@ -158,8 +158,8 @@ def write_readable(
     """
     record: dict[str, JsonValue] = {"key": draft.key, "ts_ns": ts_ns}
     record.update(_details(draft, parents))
-    for name in ("import", "claim"):
-        if record[name] is None:
+    for name in ("import", "claim", "redacted"):
+        if record[name] == _DEFAULTS[name]:
             del record[name]
     entry = seal_entry({**record, "parts": dict(parts)}, indent=True)
     if len(entry) > MAX_READABLE:
@@ -184,6 +184,7 @@ def _details(draft: Draft, parents: tuple[str, ...]) -> list[tuple[str, JsonValu
         ("parents", list(parents)),
         ("import", draft.token),
         ("claim", None if draft.claim is None else draft.claim._asdict()),
+        ("redacted", draft.redacted),
     ]
 
 
@@ -219,6 +220,7 @@ def read_checkpoint(key: str, seq: int, data: bytes) -> Checkpoint:
         size=record["size"] or len(data),
         token=record["import"],
         claim=None if claim is None else Claim(*(claim[name] for name in Claim._fields)),
+        redacted=record["redacted"],
     )
 
 
@@ -251,6 +253,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "parents": _are_texts,
     "parts": lambda value: isinstance(value, dict),
     "size": lambda value: type(value) is int and 0 <= value < 2**63,
+    "redacted": lambda value: type(value) is int and 0 <= value < 2**63,
     "import": lambda value: value is None or _is_text(value),
     "claim": lambda value: value is None or _is_claim(value),
 }
@@ -264,4 +267,5 @@ _DEFAULTS: dict[str, Any] = {
     "import": None,
     "claim": None,
     "size": 0,
+    "redacted": 0,
 }

@@ -74,6 +74,7 @@ class Encoded(NamedTuple):
     parts: Mapping[str, JsonValue]
     roots: tuple[str, ...]
     size: int
+    redacted: int = 0
 
 
 class _WrittenParts(Mapping[str, JsonValue]):
@@ -145,7 +146,7 @@ class Store:
         ts_ns = now_ns() if ts_ns is None else ts_ns
         encode = self._encode_inline if self.backend.properties.readable else self._encode_split
         try:
-            seq, (_, parts, roots, size) = self.commit(
+            seq, (_, parts, roots, size, redacted) = self.commit(
                 _stream(draft.key),
                 partial(encode, draft, ts_ns, parents),
                 after=after,
@@ -169,6 +170,7 @@ class Store:
             size=size,
             token=draft.token,
             claim=draft.claim,
+            redacted=redacted,
         )
         if len(self._heads) >= _MOST_HEADS:
             self._heads.clear()
@@ -393,8 +395,10 @@ class Store:
         self, draft: Draft, ts_ns: int, parents: tuple[str, ...], writer: Writer
     ) -> Encoded:
         parts = inline_parts(draft.parts, writer)
+        draft = _with_count(draft, writer)
         entry = write_readable(draft, ts_ns=ts_ns, parents=parents, parts=parts)
-        return Encoded(entry, parts, tuple(object_names(parts.values())), len(entry))
+        roots = tuple(object_names(parts.values()))
+        return Encoded(entry, parts, roots, len(entry), draft.redacted)
 
     def _encode_split(
         self, draft: Draft, ts_ns: int, parents: tuple[str, ...], writer: Writer
@@ -411,8 +415,9 @@ class Store:
         else:
             texts = {name: write_json(tree) for name, tree in draft.parts.items()}
             roots, size = tuple(object_names(draft.parts.values())), draft.source.size
+        draft = _with_count(draft, writer)
         entry = write_checkpoint(draft, ts_ns=ts_ns, parents=parents, parts=texts, size=size)
-        return Encoded(entry, _WrittenParts(texts), roots, size)
+        return Encoded(entry, _WrittenParts(texts), roots, size, draft.redacted)
 
     def _readable_head(self, key: str) -> tuple[str, ...]:
         # An unreadable newest entry must not stop an agent from saving.
@@ -439,6 +444,11 @@ def key_not_found(key: str, store: Store) -> NotFoundError:
         else Hint("list_keys() lists all keys.", "list_keys")
     )
     return NotFoundError(f"There is no key or checkpoint {short_repr(key)}.", hint=hint)
+
+
+def _with_count(draft: Draft, writer: Writer) -> Draft:
+    """Add the secrets that were replaced while the parts were written."""
+    return draft._replace(redacted=draft.redacted + writer.redacted) if writer.redacted else draft
 
 
 def _stream(key: str) -> str:

@@ -20,6 +20,7 @@ from agent_checkpoint.core.captured_fields import (
 from agent_checkpoint.core.class_names import name_of
 from agent_checkpoint.core.codec.arrays import encode_array, is_array, zero_padding
 from agent_checkpoint.core.codec.pickles import encode_pickle
+from agent_checkpoint.core.codec.redacted_tree import redact_tree
 from agent_checkpoint.core.codec.save_policy import NO_POLICY, PickledValueError, SavePolicy
 from agent_checkpoint.core.codec.scalars import LEAVES, encode_float, encode_int, encode_text
 from agent_checkpoint.core.codec.structures import BEYOND_FIELDS, has_hidden_content
@@ -120,6 +121,11 @@ class ItemEncoder:
     def __call__(self, item: Any) -> JsonValue:
         """Return an item as JSON. Raises PathError."""
         return Encoder(self.types).value(item, self.depth)
+
+    def redacted(self, item: Any) -> tuple[JsonValue, int]:
+        """Return an item as JSON without secrets, and how many were replaced. Raises PathError."""
+        tree, redactor = self(item), self.policy.redactor
+        return (tree, 0) if redactor is None else redact_tree(tree, redactor)
 
     def check(self, item: Any) -> None:
         """Check an item when the log is captured: it may be written on another thread.

@@ -1,4 +1,4 @@
-"""What a save does with values that would be pickled. Warns once per class and process.
+"""What a save does with pickles and secrets. Warns about pickles once per class and process.
 
 A pickled LLM client is the typical case: its API key is readable in the store, and a rollback
 replaces the live client. Does not depend on the encoder.
@@ -14,6 +14,7 @@ from weakref import WeakSet
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.core.path_errors import PathError
 from agent_checkpoint.options import Pickles
+from agent_checkpoint.redaction import Redactor
 
 _WAYS_OUT = (
     "To leave it out, keep it in an attribute with a leading underscore, or list the saved fields "
@@ -48,6 +49,7 @@ class SavePolicy(NamedTuple):
     """The options of a manager or session for the values that it saves."""
 
     pickles: Pickles = "allow"
+    redactor: Redactor | None = None
 
     def objects_to(self, value: Any) -> bool:
         """Return whether a pickle of a value is refused, or needs a warning first."""

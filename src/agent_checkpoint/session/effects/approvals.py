@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agent_checkpoint.core.codec.save_policy import NO_POLICY, SavePolicy
 from agent_checkpoint.core.state_codec import decode_part
 from agent_checkpoint.errors import (
     UNUSABLE,
@@ -21,15 +22,18 @@ from agent_checkpoint.errors import (
     InvalidInputError,
     NotFoundError,
 )
+from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import JsonValue, short_repr
+from agent_checkpoint.redaction import PLACEHOLDER
 from agent_checkpoint.session.effects.effect_context import ToolCall
-from agent_checkpoint.session.tools.call_arguments import describe_call, encode_for_ledger
+from agent_checkpoint.session.tools.call_arguments import cleaned, describe_call, encode_for_ledger
 from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.store.ledger.ledger_records import PREFIX
 from agent_checkpoint.store.ledger.ledger_state import (
     APPROVED,
     DENIED,
     PENDING,
+    REDACTED,
     UNREADABLE,
     VOID,
     ApprovalRequest,
@@ -53,12 +57,13 @@ class Approvals:
 
         Args:
             store: a path, a store URL, a Backend or a CheckpointManager; by default, the default
-                store.
+                store. Answers have the policy (`redact=`, `pickles=`) of a manager.
 
         Raises:
             InvalidInputError: `store` is not a store.
         """
         self._store, self._owns_store = store_for(store)
+        self._policy = store.policy if isinstance(store, CheckpointManager) else NO_POLICY
 
     def close(self) -> None:
         """Close the store, if it was opened by path or URL."""
@@ -94,9 +99,12 @@ class Approvals:
         return self._find(approval_id)[1]
 
     def arguments(self, approval_id: str) -> dict[str, Any]:
-        """Return the arguments of the requested call. Raises the same errors as `approve`."""
+        """Return the arguments of the requested call, which may be redacted.
+
+        Raises the same errors as `approve`.
+        """
         ledger, request = self._find(approval_id)
-        return arguments_of(ledger, request)
+        return shown_arguments(ledger, request)
 
     def approve(
         self, approval_id: str, *, edit: Mapping[str, Any] | None = None, by: str | None = None
@@ -123,7 +131,19 @@ class Approvals:
                     f"The call has no argument {', '.join(map(short_repr, unknown))}; it has "
                     f"{', '.join(arguments)}."
                 )
-            parts["edited"] = encode_for_ledger({**arguments, **edit}, "The arguments")
+            if self.get(approval_id).is_redacted and PLACEHOLDER.search(repr(dict(edit))):
+                raise InvalidInputError(
+                    "An edited argument contains a placeholder of redact=, which the tool would "
+                    "get as it is. Replace the whole value, or do not edit it."
+                )
+            parts["edited"], count = encode_for_ledger(
+                {**arguments, **edit}, "The arguments", self._policy
+            )
+            if count:
+                raise InvalidInputError(
+                    "An edited argument contains a value that redact= matches, so it cannot be "
+                    "stored for the call. Approve without it, and call the tool with it."
+                )
         self._answer(approval_id, approved=True, reason=None, by=by, parts=parts)
 
     def deny(self, approval_id: str, reason: str = "", *, by: str | None = None) -> None:
@@ -160,6 +180,9 @@ class Approvals:
 
     def _answer(self, approval_id: str, **answer: Any) -> None:
         ledger, _ = self._find(approval_id)
+        for name in ("reason", "by"):
+            if isinstance(answer[name], str):
+                answer[name] = cleaned(answer[name], self._policy.redactor)
 
         def guard() -> None:
             request = ledger.state.requests[approval_id]
@@ -260,7 +283,7 @@ def append_request(
     tool = call.tool
     ledger.append(
         "asked",
-        parts={"arguments": encode_for_ledger(call.arguments, f"{tool.name}'s arguments")},
+        parts=arguments_part(call),
         fence=epoch,
         request=request_id,
         session=epoch.session,
@@ -272,7 +295,7 @@ def append_request(
         at=at,
         part=call.part,
         expires=None if tool.expires is None else time.time() + tool.expires,
-        words=describe_call(tool.name, call.arguments),
+        words=describe_call(tool.name, call.arguments, call.redactor),
         **call.members,
     )
 
@@ -345,11 +368,61 @@ def arguments_of(ledger: Ledger, record: ApprovalRequest | Effect) -> dict[str, 
     """Return the arguments of a request or an effect, with the approver's edits.
 
     Raises:
-        InvalidInputError: the arguments were purged.
+        InvalidInputError: the arguments were purged or redacted.
         IntegrityError: the stored value is not a dict of arguments.
         StateError: the arguments cannot be decoded in this process.
     """
-    name = "edited" if "edited" in record.parts else "arguments"
+    if record.is_redacted:
+        raise InvalidInputError(
+            f"The recorded arguments of {record.title} are redacted, so the call cannot run from "
+            "the record. Call the tool again with the real arguments."
+        )
+    return shown_arguments(ledger, record)
+
+
+def call_arguments(
+    ledger: Ledger, request: ApprovalRequest, given: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of an approved call that is made again with the same arguments.
+
+    They are the recorded ones, with the approver's edits. If they are redacted, the given arguments
+    that the approver did not edit are used. Raises the same errors as `arguments_of`.
+    """
+    if not request.is_redacted:
+        return arguments_of(ledger, request)
+    if "edited" not in request.parts:
+        return given
+    edited, recorded = (_decode(ledger, request, name) for name in ("edited", REDACTED))
+    return {
+        name: given[name] if name in given and value == recorded.get(name) else value
+        for name, value in edited.items()
+    }
+
+
+def arguments_part(call: ToolCall) -> dict[str, JsonValue]:
+    """Return the arguments of a call for the ledger; redacted ones under another name.
+
+    So no version of this library runs a call with placeholders: older ones report such arguments
+    as purged.
+
+    Raises:
+        InvalidInputError: the arguments cannot be encoded.
+    """
+    policy = SavePolicy(redactor=call.redactor)
+    tree, count = encode_for_ledger(call.arguments, f"{call.tool.name}'s arguments", policy)
+    return {REDACTED if count else "arguments": tree}
+
+
+def shown_arguments(ledger: Ledger, record: ApprovalRequest | Effect) -> dict[str, Any]:
+    """Return the arguments for display: they may be redacted.
+
+    Raises the same errors as `arguments_of`.
+    """
+    names = ("edited", "arguments", REDACTED)
+    return _decode(ledger, record, next((n for n in names if n in record.parts), "arguments"))
+
+
+def _decode(ledger: Ledger, record: ApprovalRequest | Effect, name: str) -> dict[str, Any]:
     arguments = decode_value(ledger, record.parts, name)
     if not isinstance(arguments, dict) or not all(isinstance(key, str) for key in arguments):
         raise IntegrityError(

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from agent_checkpoint.redaction import Redactor
 from agent_checkpoint.session.effects.idempotency import CallNumber
 from agent_checkpoint.session.tools.call_arguments import describe_call
 from agent_checkpoint.session.tools.tool import Tool
@@ -68,6 +69,8 @@ class ToolCall:
     is_awaited: bool = False
     """Whether the call runs on an event loop, with its blocking steps on another thread."""
     began: float = 0.0
+    redactor: Redactor | None = None
+    """Applied to the descriptions of the call; the call itself is never changed."""
     given: Any = None
     """The arguments as recorded before the call: the tool may modify them."""
     call_id: str | None = None
@@ -82,7 +85,7 @@ class ToolCall:
         """The label of the checkpoint after the call; that of the original call if replayed."""
         if self.decision is not None and self.is_replay:
             return self.decision.effect.words
-        return describe_call(self.tool.name, self.given)
+        return describe_call(self.tool.name, self.given, self.redactor)
 
     @property
     def members(self) -> dict[str, Any]:

@@ -19,12 +19,16 @@ from agent_checkpoint.errors import (
     InvalidInputError,
 )
 from agent_checkpoint.records import short_repr
-from agent_checkpoint.session.effects.approvals import check_answer_usable, void_unusable_answer
+from agent_checkpoint.session.effects.approvals import (
+    arguments_part,
+    check_answer_usable,
+    void_unusable_answer,
+)
 from agent_checkpoint.session.effects.effect_context import Decision, ToolCall
 from agent_checkpoint.session.effects.idempotency import CallNumbers, effect_identity
 from agent_checkpoint.session.effects.outcomes import EffectOutcomes
 from agent_checkpoint.session.session_record import SessionRecord
-from agent_checkpoint.session.tools.call_arguments import describe_call, encode_for_ledger
+from agent_checkpoint.session.tools.call_arguments import describe_call
 from agent_checkpoint.session.tools.effect_kinds import behaviour_of
 from agent_checkpoint.session.tools.tool import Tool, check_same_tool
 from agent_checkpoint.store.ledger.ledger_state import (
@@ -79,7 +83,13 @@ class Effects:
         if request is not None and tool.key is not None:
             try:
                 edited = effect_identity(
-                    tool, call.arguments, call.digest, call.task, part=call.part
+                    tool,
+                    call.arguments,
+                    call.digest,
+                    call.task,
+                    part=call.part,
+                    redactor=call.redactor,
+                    ledger=self.ledger.state,
                 )
             except InvalidInputError as error:
                 void_unusable_answer(self.ledger, request, self.epoch, error)
@@ -102,7 +112,7 @@ class Effects:
                 check_answer_usable(self.ledger, request)
 
         earlier = self.ledger.effects_of(call.identity)
-        parts = {"arguments": encode_for_ledger(call.arguments, f"{tool.name}'s arguments")}
+        parts = arguments_part(call)
         self.in_progress[effect_id] = call  # before it is visible: another thread would verify it
         try:
             self.ledger.append(
@@ -122,7 +132,7 @@ class Effects:
                 task=call.task,
                 at=at,
                 part=call.part,
-                words=describe_call(tool.name, call.arguments),
+                words=describe_call(tool.name, call.arguments, call.redactor),
                 generation=sum(effect.status == UNDONE for effect in earlier),
                 request=None if request is None else request.id,
                 **call.members,
@@ -172,7 +182,24 @@ class Effects:
             if effect.status == COMMITTED:
                 return Decision(effect, True, self.outcomes.result(effect))
             return self._resolve_in_doubt(effect, call)
+        self._check_secret(call)
         return None
+
+    def _check_secret(self, call: ToolCall) -> None:
+        """Refuse a call that may have been made under another secret, which hides it.
+
+        Raises:
+            EffectConflictError: a call of the tool was recorded under another secret.
+        """
+        _, _, mine = call.identity.partition(".")
+        for effect in self.ledger.all_effects() if mine else ():
+            _, _, other = effect.identity.partition(".")
+            if other not in ("", mine) and effect.tool == call.tool.name and effect.stands:
+                raise EffectConflictError(
+                    f"{effect.title} was recorded with redacted arguments under another secret, so "
+                    "it is unknown whether this is the same call. Set AGENT_CHECKPOINT_SECRET to "
+                    "the secret of that process, or give the tool a key= without secrets."
+                )
 
     def _conflicting(self, identity: str, digest: str) -> list[Effect]:
         """Return the existing effects that prevent a new one.
@@ -192,7 +219,7 @@ class Effects:
 
     def _resolve_in_doubt(self, effect: Effect, call: ToolCall) -> Decision | None:
         """Verify an effect whose outcome is unknown, and decide."""
-        self.outcomes.verify(effect, call.tool)
+        self.outcomes.verify(effect, call.tool, call.arguments)
         if effect.status == COMMITTED:
             return Decision(effect, True, self.outcomes.result(effect))
         if not effect.stands:

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 from agent_checkpoint.core.path_errors import cause_text
 from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.redaction import Redactor
 from agent_checkpoint.session.session_record import SessionRecord
-from agent_checkpoint.session.tools.call_arguments import fingerprint
+from agent_checkpoint.session.tools.call_arguments import fingerprints
 from agent_checkpoint.session.tools.invoke import invoke_by_name
 from agent_checkpoint.session.tools.tool import Tool
+from agent_checkpoint.store.ledger.ledger_state import LedgerState
 
 
 class CallNumber(NamedTuple):
@@ -56,6 +58,17 @@ class CallNumbers:
         self._reserved.pop(holder, None)
 
 
+def call_digest(given: Any, what: str, redactor: Redactor | None, ledger: LedgerState) -> str:
+    """Return the digest of the arguments of a call: the one that is recorded, or a new one.
+
+    Raises:
+        InvalidInputError: the arguments cannot be compared.
+        StateError: the user's secret is needed, and cannot be used.
+    """
+    digests = fingerprints(given, what, redactor, with_keyed=ledger.has_keyed)
+    return next((digest for digest in digests if digest in ledger.digests), digests[0])
+
+
 def effect_identity(
     tool: Tool,
     arguments: Mapping[str, Any],
@@ -64,20 +77,39 @@ def effect_identity(
     number: int = 0,
     *,
     part: str | None = None,
+    redactor: Redactor | None = None,
+    ledger: LedgerState | None = None,
 ) -> str:
     """Return the identity of an effect, from its key, or from task, arguments and call number.
 
-    The identity of a method tool includes `part`, the name of the part it is called on.
+    The identity of a method tool includes `part`, the name of the part it is called on. `ledger`
+    has the identities that are recorded.
 
     Raises:
         InvalidInputError: `key=` failed, or its value cannot be compared.
+        StateError: the user's secret is needed, and cannot be used.
     """
-    if tool.key is not None:
-        name = [tool.name, "key", fingerprint(_key(tool, tool.key, arguments), "The key")]
-        name += [] if part is None else [part]
-    else:  # the digest includes the part
-        name = [tool.name, "call", task or "", digest, str(number)]
-    return hashlib.sha256(json.dumps(name).encode()).hexdigest()
+    if tool.key is None:  # the digest includes the part
+        return _identity([tool.name, "call", task or "", digest, str(number)], digest)
+    with_keyed = ledger is not None and ledger.has_keyed
+    key = _key(tool, tool.key, arguments)
+    end = [] if part is None else [part]
+    names = [
+        _identity([tool.name, "key", found, *end], found)
+        for found in fingerprints(key, "The key", redactor, with_keyed=with_keyed)
+    ]
+    known = [
+        name
+        for name in names
+        if ledger is not None and (name in ledger.effects_of or name in ledger.requests_of)
+    ]
+    return (known or names)[0]
+
+
+def _identity(name: list[str], digest: str) -> str:
+    """Return the hash of a name; with the name of the HMAC key if its digest is keyed."""
+    _, point, key_name = digest.partition(".")
+    return hashlib.sha256(json.dumps(name).encode()).hexdigest() + point + key_name
 
 
 def _key(tool: Tool, key: Any, arguments: Mapping[str, Any]) -> Any:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agent_checkpoint.core.codec.save_policy import NO_POLICY, SavePolicy
@@ -16,11 +16,12 @@ from agent_checkpoint.errors import (
     EffectUnknownError,
     InvalidInputError,
     NotFoundError,
+    StateError,
 )
-from agent_checkpoint.records import short_repr
+from agent_checkpoint.records import JsonValue, short_repr
 from agent_checkpoint.session.effects.approvals import arguments_of, decode_value
 from agent_checkpoint.session.effects.effect_context import EffectContext
-from agent_checkpoint.session.tools.call_arguments import encode_for_ledger, recordable
+from agent_checkpoint.session.tools.call_arguments import cleaned, encode_for_ledger, recordable
 from agent_checkpoint.session.tools.invoke import invoke_by_name, run_if_awaitable, takes_owner
 from agent_checkpoint.session.tools.tool import Tool, registered_tool
 from agent_checkpoint.store.ledger.ledger import Ledger
@@ -67,9 +68,9 @@ class EffectOutcomes:
         """
         described = False
         try:
-            tree = encode_for_ledger(result, f"{effect.tool}'s result", self._policy)
+            tree, _ = encode_for_ledger(result, f"{effect.tool}'s result", self._policy)
         except (InvalidInputError, UserWarning):  # the effect happened nevertheless
-            tree, described = encode_for_ledger(recordable(result), "The result"), True
+            tree, described = self._description(result), True
         self._append_outcome(COMMITTED, effect, described=described, parts={"result": tree})
         if effect.status != COMMITTED:
             raise EffectConflictError(
@@ -77,9 +78,16 @@ class EffectOutcomes:
                 f"recorded it as {effect.status}. Check whether the effect is still in place."
             )
 
+    def _description(self, result: Any) -> JsonValue:
+        try:
+            words = recordable(result, self._policy.redactor)
+            return encode_for_ledger(words, "The result", self._policy)[0]
+        except (InvalidInputError, StateError):  # the function of redact= failed
+            return f"<{type(result).__name__}>"
+
     def fail(self, effect: Effect, note: str) -> None:
         """Record an effect as failed, unless its outcome is known. Raises StorageError."""
-        self._append_outcome(FAILED, effect, note=note[:500])
+        self._append_outcome(FAILED, effect, note=cleaned(note, self._policy.redactor)[:500])
 
     def _append_outcome(self, status: str, effect: Effect, **record: Any) -> bool:
         """Append an outcome; return False if the current status does not permit it."""
@@ -95,10 +103,16 @@ class EffectOutcomes:
             return False
         return True
 
-    def verify(self, effect: Effect, tool: Tool | None = None) -> None:
+    def verify(
+        self,
+        effect: Effect,
+        tool: Tool | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
         """Run `verify=` of an effect with an unknown outcome, and record the answer.
 
         Effects of other sessions are skipped: the parent session may be running them now.
+        `arguments` are those of the call, if it is being made; the recorded ones may be redacted.
 
         Raises:
             EffectUnknownError: `verify=` failed.
@@ -110,7 +124,7 @@ class EffectOutcomes:
         if tool is None or tool.verify is None:
             return
         try:
-            outcome = self._call_about(tool, tool.verify, effect)
+            outcome = self._call_about(tool, tool.verify, effect, arguments)
         except Exception as error:
             raise EffectUnknownError(
                 f"{effect.title} was started earlier, and its verify= failed "
@@ -138,16 +152,23 @@ class EffectOutcomes:
             raise EffectError(f"{effect.title} cannot be compensated: it is {effect.status}.")
         try:
             result = None if effect.described else self.result(effect)
-            self._call_about(tool, tool.undo, effect, result=result)
+            self._call_about(tool, tool.undo, effect, None, result=result)
         except Exception as error:
             raise EffectError(f"undo= of {effect.title} failed: {cause_text(error)}.") from error
         self._append_outcome(UNDONE, effect)
 
     def _call_about(
-        self, tool: Tool, function: Callable[..., Any], effect: Effect, **more: Any
+        self,
+        tool: Tool,
+        function: Callable[..., Any],
+        effect: Effect,
+        given: Mapping[str, Any] | None,
+        **more: Any,
     ) -> Any:
         """Call `verify=` or `undo=` of a tool for an effect. Raises what the function raises."""
-        arguments = tool.keyword_arguments(arguments_of(self.ledger, effect))
+        if not effect.is_redacted or given is None:
+            given = arguments_of(self.ledger, effect)
+        arguments = tool.keyword_arguments(given)
         if tool.is_method and takes_owner(function):
             arguments = {**arguments, "self": self._owner(tool, effect.part)}
         context = EffectContext(effect, self.ledger.lineage)
@@ -199,9 +220,14 @@ def resolve_effect(
     known = getattr(ledger.state.effects.get(effect_id), "parts", {})
     parts = {}
     if happened and (result is not None or "result" not in known):  # else keep the stored one
-        parts = {"result": encode_for_ledger(result, "The result", policy)}
+        parts = {"result": encode_for_ledger(result, "The result", policy)[0]}
     ledger.append(
-        "resolved", guard=guard, effect=effect_id, happened=bool(happened), note=note, parts=parts
+        "resolved",
+        guard=guard,
+        effect=effect_id,
+        happened=bool(happened),
+        note=cleaned(note, policy.redactor),
+        parts=parts,
     )
 
 

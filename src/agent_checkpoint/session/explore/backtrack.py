@@ -60,7 +60,8 @@ def backtrack(
                 result = run_if_awaitable(strategy(session, **variant))
             if accept(result):
                 outcome.variant, outcome.result = variant, result
-                session.save(label=describe_call("backtrack", variant))
+                redactor = session.manager.policy.redactor
+                session.save(label=describe_call("backtrack", variant, redactor))
                 return outcome
             why = f"not accepted: {result!r}"[:200]
         except StorageError:

@@ -273,6 +273,7 @@ class _WorkerTrials:
     def job(self, trial: Trial) -> Job:
         """Return the job of a trial for a worker. Raises InvalidInputError, WorkspaceError."""
         forking, state = self._forking, self._forking.state
+        redactor = state.manager.policy.redactor
         agent = forking.new_agent or state.agent
         view = None
         if self._stage is not None:
@@ -301,6 +302,7 @@ class _WorkerTrials:
                 "a variant": trial.variant,
                 "the agent": agent,
                 "the parts": forking.parts,
+                "the redact= option": None if redactor is None else redactor.option,
             }
         )
         return Job(payload, spec, self._owner, self._timeout)

@@ -52,8 +52,11 @@ def _run(spec: dict[str, Any], private: Path, began: float) -> dict[str, Any]:
     from agent_checkpoint.session.session import open_branch, state_of
     from agent_checkpoint.workspace.workspace import Workspace, open_in_namespace
 
-    strategy, variant, agent, parts = decode_payload((private / PAYLOAD).read_bytes()).values()
-    with CheckpointManager(spec["store"], fmt=spec["fmt"], pickles=spec["pickles"]) as manager:
+    content = decode_payload((private / PAYLOAD).read_bytes())
+    strategy, variant, agent, parts, redact = content.values()
+    with CheckpointManager(
+        spec["store"], fmt=spec["fmt"], pickles=spec["pickles"], redact=redact
+    ) as manager:
         workspace = None
         if view is not None:
             workspace = open_in_namespace(view, manager.store, spec["options"])

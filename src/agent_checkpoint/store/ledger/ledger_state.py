@@ -23,6 +23,8 @@ UNKNOWN, COMMITTED, FAILED, UNDOING, UNDONE = "unknown", "committed", "failed", 
 BEFORE = {COMMITTED: {UNKNOWN, FAILED}, FAILED: {UNKNOWN}, UNDOING: {COMMITTED}, UNDONE: {UNDOING}}
 """Allowed previous statuses of each status. A record that violates this came late; ignored."""
 PENDING, APPROVED, DENIED, USED, VOID = "pending", "approved", "denied", "used", "void"
+REDACTED = "redacted"
+"""The part with redacted arguments, instead of `arguments`: the call cannot run from it."""
 UNREADABLE = "unreadable"
 """Status of the placeholder in lists for a ledger that cannot be read."""
 
@@ -54,6 +56,11 @@ class _Call:
     def title(self) -> str:
         """Tool name and hash of the arguments; messages and logs must not contain arguments."""
         return title_of(self.tool, self.digest)
+
+    @property
+    def is_redacted(self) -> bool:
+        """Whether only redacted arguments are stored."""
+        return REDACTED in self.parts
 
 
 @dataclass(repr=False)
@@ -128,6 +135,11 @@ class ApprovalRequest(_Call):
         return self.status == PENDING and not self.is_expired
 
 
+def is_keyed(digest: str) -> bool:
+    """Return whether a digest is keyed; see `seal.keyed_digest`."""
+    return "." in digest
+
+
 def title_of(tool: str, digest: str) -> str:
     """Return the title of a call: the tool name, and a prefix of the hash of the arguments."""
     return f"{tool} [{digest[:8]}]"
@@ -153,6 +165,10 @@ class LedgerState:
     """The effects with an idempotency key (`identity`), by id, in order of their start."""
     requests_of: dict[str, dict[str, ApprovalRequest]] = field(default_factory=dict)
     """The approval requests with an idempotency key (`identity`), by id, oldest first."""
+    digests: set[str] = field(default_factory=set)
+    """The hashes of the arguments of all effects and requests."""
+    has_keyed: bool = False
+    """Whether one of the hashes is keyed, because `redact=` found a secret in the arguments."""
 
     def apply(self, seq: int, record: dict[str, Any]) -> None:
         """Apply a checked record.
@@ -194,10 +210,16 @@ class LedgerState:
         effect = self.effects.setdefault(effect.id, effect)
         for name in {effect.identity, effect.also or effect.identity}:
             self.effects_of.setdefault(name, {})[effect.id] = effect
+        self._add_digest(effect.digest)
 
     def _add_request(self, request: ApprovalRequest) -> None:
         request = self.requests.setdefault(request.id, request)
         self.requests_of.setdefault(request.identity, {})[request.id] = request
+        self._add_digest(request.digest)
+
+    def _add_digest(self, digest: str) -> None:
+        self.digests.add(digest)
+        self.has_keyed = self.has_keyed or is_keyed(digest)
 
     def _epoch(self, seq: int, record: dict[str, Any]) -> None:
         epoch = Epoch(record["session"], record["epoch"])
@@ -252,7 +274,7 @@ class LedgerState:
         request = ApprovalRequest(
             id=record["request"], expires=record.get("expires"), **_call(seq, record)
         )
-        if "arguments" not in request.parts:
+        if "arguments" not in request.parts and not request.is_redacted:
             request.status, request.reason = VOID, _PURGED
         self._add_request(request)
 

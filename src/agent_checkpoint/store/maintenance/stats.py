@@ -26,7 +26,8 @@ def stats(store: Store) -> dict[str, Any]:
     `stored_bytes`: size of the stored entries and objects. An object that several keys reference
     counts once for each of these keys, and once in the total. `own_bytes` (per key): the same
     without objects that other keys reference. `unshared_bytes`: the size if checkpoints did not
-    share objects. `dedupe_ratio`: `logical_bytes` divided by `stored_bytes`.
+    share objects. `dedupe_ratio`: `logical_bytes` divided by `stored_bytes`. `redacted`: how many
+    secrets `redact=` replaced.
 
     Raises:
         StorageError: the medium failed.
@@ -57,6 +58,7 @@ def stats(store: Store) -> dict[str, Any]:
             "stored_bytes": row.entries + sum(sizes.get(name, 0) for name in needed),
             "own_bytes": row.entries + own[key],
             "unshared_bytes": row.entries + row.sum_of(whole),
+            "redacted": row.redacted,
         }
     stored = sum(row.entries for row in rows.values()) + sum(sizes.values())
     logical = sum(row["logical_bytes"] for row in keys.values())
@@ -67,6 +69,7 @@ def stats(store: Store) -> dict[str, Any]:
         "unshared_bytes": sum(row["unshared_bytes"] for row in keys.values()),
         "dedupe_ratio": logical / stored if stored else 1.0,
         "objects": len(sizes),
+        "redacted": sum(row.redacted for row in rows.values()),
         "keys": keys,
     }
 
@@ -77,6 +80,7 @@ class _Row:
 
     checkpoints: int = 0
     entries: int = 0
+    redacted: int = 0
     states: int = 0
     """Size of the states as JSON."""
     roots: Counter[str] = field(default_factory=Counter)
@@ -96,6 +100,7 @@ def _read_row(store: Store, key: str) -> _Row:
             checkpoint = read_checkpoint(key, entry.seq, entry.data)
             row.roots.update(list(object_names(checkpoint.parts.values())))
             row.states += checkpoint.size
+            row.redacted += checkpoint.redacted
     return row
 
 

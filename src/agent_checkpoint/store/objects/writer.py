@@ -84,6 +84,8 @@ class Writer:
         self.size = 0
         """Total size of the values stored as objects; a shared value counts once per use."""
         self.decode_cost = 0
+        self.redacted = 0
+        """How many secrets were replaced in values that encode themselves when they are written."""
         """Decode cost of the values stored as objects."""
         self._pending: dict[str, PlainObject] = {}
         self._new: set[str] = set()
@@ -112,6 +114,7 @@ class Writer:
         """Add the objects and commit callbacks of another writer."""
         self._pending.update(other._pending)
         self._committed += other._committed
+        self.redacted += other.redacted
         self.asks_all = self.asks_all or other.asks_all
 
     def missing_from_store(self, names: Collection[str]) -> Collection[str]:
