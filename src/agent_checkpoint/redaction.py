@@ -131,7 +131,7 @@ _PATTERNS = (
         ("pass", "pwd", "key", "token", "secret"),
         re.compile(
             rf"(?P<before>{_NAMES}[\"'\\]{{0,3}}\s{{0,4}}(?::=|=>|=(?!=)|:)\s{{0,4}}[\"'\\]{{0,3}})"
-            r"(?P<value>[^\s\"'\\,;&<>`]{8,256})",
+            r"(?P<value>[^\s\"'\\,;&<>`]{6,256})",
             re.IGNORECASE,
         ),
     ),
@@ -295,13 +295,16 @@ def _builtin(text: str, word: str) -> Counted:
 
 def _fresh(match: re.Match[str], word: str, kind: str) -> str | None:
     groups = match.groupdict()
-    if "value" in groups and not _looks_secret(groups["value"]):
+    before = groups.get("before", "")
+    if "value" in groups and not _looks_secret(groups["value"], before[-1] in "\"'"):
         return None
-    return f"{groups.get('before', '')}[{word}:{kind}]"
+    return f"{before}[{word}:{kind}]"
 
 
-def _looks_secret(value: str) -> bool:
+def _looks_secret(value: str, is_quoted: bool) -> bool:
     """Return whether an assigned value is a literal with letters and digits, not code or prose."""
+    if len(value) < 8 and not is_quoted:
+        return False
     if _REFERENCE.match(value.rstrip(")]}")) is not None or "(" in value:
         return False
     return any(map(str.isdigit, value)) and any(map(str.isalpha, value))

@@ -91,6 +91,10 @@ class Parser(argparse.ArgumentParser):
         """Add --json; `more` ends its help."""
         self.flag("--json", f"print JSON{more}")
 
+    def no_mask(self) -> None:
+        """Add --no-mask."""
+        self.flag("--no-mask", "show keys, tokens and passwords instead of masking them")
+
     def previewed(self, dry_run: str) -> None:
         """Add --dry-run, with its help, --yes and --json, for a change with a preview."""
         self.dry_run(dry_run)

@@ -25,6 +25,7 @@ from agent_checkpoint.formatting import (
     one_line,
     truncate_to_width,
 )
+from agent_checkpoint.redaction import mask_json
 
 __all__ = [
     "CommandResult",
@@ -36,6 +37,7 @@ __all__ = [
     "format_size",
     "format_time",
     "json_fields",
+    "masked",
     "one_line",
 ]
 
@@ -56,6 +58,11 @@ class CommandResult(NamedTuple):
     show: Callable[[Output], object]
     """Writes the text output."""
     status: int = 0
+
+
+def masked(args: Any, data: Any) -> Any:
+    """Return the data of a command with secrets masked, unless --no-mask was passed."""
+    return data if args.no_mask else mask_json(data)
 
 
 def json_fields(record: object, names: str) -> dict[str, Any]:

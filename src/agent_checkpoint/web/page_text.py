@@ -20,19 +20,20 @@ from agent_checkpoint.formatting import DAY, escape_characters, format_age, is_v
 from agent_checkpoint.formatting import format_count as format_count
 from agent_checkpoint.formatting import format_size as format_size
 from agent_checkpoint.records import parse_checkpoint_id
+from agent_checkpoint.redaction import mask
 
 MAX_NAME = 2000
 """Longest name, in characters, that is shown in full; keys have at most half of that."""
 
 
 def shown(text: object) -> str:
-    """Return a multi-line string with invisible and reordering characters escaped."""
-    return escape_characters(str(text), "\n\t", _escape)
+    """Return a multi-line string with secrets masked, invisible characters escaped."""
+    return escape_characters(mask(str(text)), "\n\t", _escape)
 
 
 def single_line(text: object, most: int = 200) -> str:
     """Return a string on one line, escaped as by `shown`, truncated if long."""
-    whole = str(text)
+    whole = mask(str(text))
     cut = whole[: most - 1] + "…" if len(whole) > most else whole
     line = escape_characters(cut, "\n\t", _escape)
     if "\n" in line or "\t" in line:  # several lines: not a name
@@ -46,7 +47,7 @@ def exact(text: object, most: int = MAX_NAME) -> Markup:
     Right-to-left letters reorder adjacent digits and signs, which could make two names look alike
     or two values look swapped. So the characters of the name are displayed in logical order.
     """
-    whole = str(text)
+    whole = mask(str(text))
     cut = whole[: most - 1] + "…" if len(whole) > most else whole
     # A literal backslash that looks like an escape is escaped itself.
     line = escape_characters(re.sub(r"\\(?=[xuU])", r"\\x5c", cut), "", _escape)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent_checkpoint.cli.effect_output import all_ledgers, match_id, request_json
-from agent_checkpoint.cli.output import CommandResult, Output, format_time, one_line
+from agent_checkpoint.cli.output import CommandResult, Output, format_time, masked, one_line
 from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import CheckpointError, InvalidInputError, StateError
@@ -83,6 +83,11 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--by", metavar="WHO", help="name of the approver (default: your user name)"
     )
+    parser.add_argument(
+        "--no-mask",
+        action="store_true",
+        help="show keys, tokens and passwords instead of masking them",
+    )
     add_json(parser)
 
 
@@ -91,7 +96,10 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
     with location.manager() as manager:
         approvals = Approvals(manager.store)
         if args.verb == "list":
-            rows = _rows(manager.store, approvals, args.name, args.all)
+            rows = [
+                row._replace(data=masked(args, row.data))
+                for row in _rows(manager.store, approvals, args.name, args.all)
+            ]
             return CommandResult([row.data for row in rows], lambda out: _show(out, rows, args.all))
         if args.name is None:
             raise InvalidInputError(
@@ -108,7 +116,7 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
             edit = _edited(args, approvals, name) if args.verb == "edit" else None
             approvals.approve(name, edit=edit, by=by)
         data = request_json(approvals.get(name))
-        data["arguments"] = _arguments(approvals, name)
+        data = masked(args, {**data, "arguments": _arguments(approvals, name)})
 
     def show_answer(out: Output) -> None:
         done = "Revoked" if args.verb == "revoke" else data["status"].capitalize()

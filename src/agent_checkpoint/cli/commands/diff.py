@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from agent_checkpoint.agents.directory_keys import directory_of_files
 from agent_checkpoint.cli.args import Args, Parser
-from agent_checkpoint.cli.output import CommandResult, Output, format_count, one_line
+from agent_checkpoint.cli.output import CommandResult, Output, format_count, masked, one_line
 from agent_checkpoint.cli.paths import RelativePaths, below, git_above, holds, without_git
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.formatting import value_summary
@@ -59,6 +59,7 @@ def arguments(parser: Parser) -> None:
     parser.repeatable("--path", "PATH", "restrict to a file or directory; repeatable", dest="paths")
     parser.flag("--stat", "list changed files without contents")
     parser.flag("--exit-code", "exit with status 1 if there are differences")
+    parser.no_mask()
     parser.json()
 
 
@@ -84,6 +85,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         text = "" if shown is None or args.stat or args.json else shown.text()
         if args.json and files is not None and not args.stat:
             data["files"]["text"] = files.text()
+    data, text = masked(args, data), masked(args, text)
     differs = bool(files) or any(any(data.get(name, {}).values()) for name in ("state", *LOGS))
     status = 1 if args.exit_code and differs else 0
     return CommandResult(data, lambda out: _show(out, data, files, text, differs, paths), status)

@@ -6,7 +6,7 @@ from typing import Any
 
 from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.effect_output import all_ledgers, effect_json, match_id
-from agent_checkpoint.cli.output import CommandResult, Output, format_time, one_line
+from agent_checkpoint.cli.output import CommandResult, Output, format_time, masked, one_line
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.manager.manager import CheckpointManager
@@ -43,6 +43,7 @@ def arguments(parser: Parser) -> None:
         "--not", action="store_true", dest="did_not", help="resolve: the effect did not happen"
     )
     parser.add("--note", "TEXT", "resolve: a note, such as the evidence", default="")
+    parser.no_mask()
     parser.json()
 
 
@@ -62,7 +63,8 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
             key = location.key(manager, args.what, sessions=True)
             found = _of_session(manager, key)
     chosen = [item for item in found if not args.unknown or item.status in _UNKNOWN]
-    rows = [effect_json(item) for item in sorted(chosen, key=lambda item: item.ts)]
+    found_rows = [effect_json(item) for item in sorted(chosen, key=lambda item: item.ts)]
+    rows: list[dict[str, Any]] = masked(args, found_rows)
     return CommandResult(rows, lambda out: _show(out, rows))
 
 
@@ -94,7 +96,7 @@ def _resolve(args: Args, manager: CheckpointManager) -> CommandResult:
     name = match_id(args.id, ledgers, "effect")
     ledger = ledgers[name]
     resolve_effect(ledger, name, happened=args.happened, note=args.note)
-    data = effect_json(ledger.state.effects[name])
+    data: dict[str, Any] = masked(args, effect_json(ledger.state.effects[name]))
 
     def show(out: Output) -> None:
         outcome = "happened" if args.happened else "did not happen, may be retried"

@@ -7,7 +7,14 @@ from typing import Any
 
 from agent_checkpoint.agents.directory_keys import RESTORED
 from agent_checkpoint.cli.args import Args, Parser
-from agent_checkpoint.cli.output import CommandResult, Output, display_width, format_time, one_line
+from agent_checkpoint.cli.output import (
+    CommandResult,
+    Output,
+    display_width,
+    format_time,
+    masked,
+    one_line,
+)
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.formatting import shell_quote, truncate_to_width
@@ -43,6 +50,7 @@ def arguments(parser: Parser) -> None:
     parser.add("-n", "N", "checkpoints per branch (default: 20)", type=int, default=20)
     parser.flag("--all", "show all checkpoints")
     parser.flag("--no-branches", "do not show forked keys")
+    parser.no_mask()
     parser.json()
 
 
@@ -57,6 +65,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         origin = origin_of(manager.store, key)
         line = _line(manager, key, limit, forks, {key})
     line["from"] = None if origin is None else f"{origin.key}@{origin.seq}"
+    line = masked(args, line)
     return CommandResult(line, lambda out: _show(out, line))
 
 
@@ -132,6 +141,8 @@ def _show_row(
         ("".join(f"  #{one_line(tag, out.limit(40))}" for tag in row["tags"]), "yellow"),
         (_model_words(row.get("metrics") or {}), "dim"),
     ]
+    if row.get("redacted"):
+        pieces.append((f"  {row['redacted']:,} redacted", "yellow"))
     if label:
         label = f"  {one_line(label, out.limit(_LONGEST))}"
         if out.columns is not None:

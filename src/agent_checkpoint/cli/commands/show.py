@@ -14,6 +14,7 @@ from agent_checkpoint.cli.output import (
     format_size,
     format_time,
     json_fields,
+    masked,
     one_line,
 )
 from agent_checkpoint.cli.paths import RelativePaths, files_of, holds
@@ -52,6 +53,7 @@ def arguments(parser: Parser) -> None:
     parser.optional("path", "PATH", "print this file, or list this directory")
     parser.flag("--files", "list the files")
     parser.add("--part", "NAME", "print one part as JSON")
+    parser.no_mask()
     parser.json()
 
 
@@ -64,7 +66,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
                 raise InvalidInputError("--part and a file path cannot be combined.")
             return _files(args, location, manager.store, checkpoint)
         if args.part is not None:
-            return _part(manager, checkpoint, args.part)
+            return _part(args, manager, checkpoint)
         parts = read_parts(manager.store, checkpoint)
         data = {
             **checkpoint.summary(),
@@ -74,17 +76,20 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
                 name: _summary(manager, checkpoint, name, tree) for name, tree in parts.items()
             },
         }
-    return CommandResult(data, lambda out: _show(out, data))
+    shown = masked(args, data)
+    return CommandResult(shown, lambda out: _show(out, shown))
 
 
-def _part(manager: CheckpointManager, checkpoint: Checkpoint, name: str) -> CommandResult:
+def _part(args: Args, manager: CheckpointManager, checkpoint: Checkpoint) -> CommandResult:
+    name = args.part
     if name not in checkpoint.parts:
         raise NotFoundError(
             f"The checkpoint {quoted_name(checkpoint.id, 120)} has no part {quoted_name(name)}; it "
             f"has {', '.join(map(quoted_name, checkpoint.parts))}."
         )
     tree = read_parts(manager.store, checkpoint, [name])[name]
-    return CommandResult(tree, lambda out: out.line(json_text(plain(tree))))
+    text = json_text(masked(args, plain(tree)))
+    return CommandResult(masked(args, tree), lambda out: out.line(text))
 
 
 def _summary(
@@ -123,6 +128,8 @@ def _show(out: Output, data: dict[str, Any]) -> None:
     ]
     if metrics:
         rows.append(("metrics", ", ".join(metrics)))
+    if data.get("redacted"):
+        rows.append(("redacted", format_count(data["redacted"], "value")))
     for name, text in rows:
         out.line(f"  {name:8} {text}")
     out.line()

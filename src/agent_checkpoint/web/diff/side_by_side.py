@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from agent_checkpoint.redaction import mask
 from agent_checkpoint.web.diff.line_matching import DiffBudget, blocks, common_ends
 
 CONTEXT = 3
@@ -53,7 +54,8 @@ class Sides(NamedTuple):
 
 
 def lines_of(text: str) -> list[str]:
-    """Return the lines of a text with their line ends. Only a newline ends a line."""
+    """Return the lines of a text, secrets masked, with their line ends: newlines only."""
+    text = mask(text)  # before it is compared: a difference inside a secret would show its parts
     lines = [f"{line}\n" for line in text.split("\n")]
     lines[-1] = lines[-1][:-1]
     return lines if lines[-1] else lines[:-1]

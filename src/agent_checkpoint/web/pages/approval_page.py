@@ -21,12 +21,14 @@ from agent_checkpoint.errors import (
 )
 from agent_checkpoint.formatting import json_text
 from agent_checkpoint.records import same_json, short_repr
+from agent_checkpoint.redaction import mask_json
 from agent_checkpoint.session.effects.approvals import Approvals
 from agent_checkpoint.session.effects.edited_arguments import fitting_value, read_json, type_name
 from agent_checkpoint.session.effects.outcomes import resolve_effect
 from agent_checkpoint.session.session_record import SessionRecord, read_session_record
 from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.store.ledger.ledger_state import (
+    REDACTED,
     UNDOING,
     UNKNOWN,
     UNREADABLE,
@@ -324,11 +326,15 @@ def _is_of(effect: Effect, meta: SessionRecord) -> bool:
 
 
 def _effect_row(site: Site, effect: Effect) -> EffectRow:
-    name = "edited" if "edited" in effect.parts else "arguments"
+    name = _part_with_arguments(effect.parts)
     arguments, is_whole = _text(site, effect.parts, name)
     result, is_all = _text(site, effect.parts, "result")
     is_open = effect.status in (UNKNOWN, UNDOING)
     return EffectRow(effect, arguments, result, is_whole and is_all, is_open)
+
+
+def _part_with_arguments(parts: dict[str, Any]) -> str:
+    return next((name for name in ("edited", "arguments", REDACTED) if name in parts), "arguments")
 
 
 def _text(site: Site, parts: dict[str, Any], name: str) -> tuple[str, bool]:
@@ -356,7 +362,7 @@ def _arguments(site: Site, parts: dict[str, Any], most: int) -> list[Argument]:
         IntegrityError: the arguments are damaged.
         InvalidInputError: the arguments were purged.
     """
-    name = "edited" if "edited" in parts else "arguments"
+    name = _part_with_arguments(parts)
     if name not in parts:
         raise InvalidInputError("The arguments were purged.")
     reader = StateReader(site.store.backend)
@@ -371,10 +377,13 @@ def _arguments(site: Site, parts: dict[str, Any], most: int) -> list[Argument]:
     for argument, tree in members.items():
         try:
             value = _plain(tree)
-            text, kind = _as_text(value)
+            (visible,) = mask_json({argument: value}).values()
+            text, kind = _as_text(visible)
         except _Tagged:
-            value, text, kind = None, "", ""
-        if kind and len(text) <= editable:
+            value, visible, text, kind = None, None, "", ""
+        if visible != value:  # masked: an edited form would send the mask
+            arguments.append(Argument(argument, text, kind, False, True))
+        elif kind and len(text) <= editable:
             editable -= len(text)
             arguments.append(Argument(argument, text, kind, True, True, value))
         else:

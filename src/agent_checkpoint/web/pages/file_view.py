@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from agent_checkpoint.redaction import mask
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, LINK, Item, read_directory
 from agent_checkpoint.workspace.tree.tree_reader import pieces
@@ -37,8 +38,8 @@ class Content(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """The lines without line ends."""
-        return self.text.splitlines()
+        """The lines without line ends, with secrets masked."""
+        return mask(self.text).splitlines()
 
 
 def rows(tree: Tree, item: Item | None, path: str, start: int) -> tuple[list[Row], int]:

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from agent_checkpoint.errors import IntegrityError
+from agent_checkpoint.redaction import mask
 from agent_checkpoint.store.canonical_json import read_json
 from agent_checkpoint.store.objects.merkle_list import read_list, read_new_arrays
 from agent_checkpoint.store.objects.object_format import BLOB, TEXT, Object
@@ -37,6 +38,10 @@ _MAX_DIGITS = 3_500
 """Maximum hex digits of a number: Python converts at most 4,300 decimal digits."""
 
 SCALAR, STRING, LIST, MAP, OPAQUE = "scalar", "text", "list", "map", "closed"
+
+
+_MASK_MARGIN = 10_000
+"""Longer than any secret."""
 
 
 class ReadLimitExceeded(Exception):
@@ -135,9 +140,9 @@ class StateReader:
         return {name[1:] if name.startswith("$$") else name: item for name, item in tree.items()}
 
     def text(self, shape: Shape, most: int) -> tuple[str, int]:
-        """Return the beginning of a string and its approximate total length."""
+        """Return the beginning of a string, secrets masked, and its approximate total length."""
         if isinstance(shape.tree, str):
-            return shape.tree[:most], len(shape.tree)
+            return _masked(shape.tree, most), len(shape.tree)
         names = shape.tree["$text"]
         if not isinstance(names, list):
             raise IntegrityError("Damaged state: expected a list of chunk ids.")
@@ -150,7 +155,7 @@ class StateReader:
             got.append(piece)
             length += len(piece)
         whole = length if len(got) == len(names) else len(names) * PIECE
-        return "".join(got)[:most], whole
+        return _masked("".join(got), most), whole
 
     def child(self, tree: Any, path: list[int]) -> Any:
         """Return the value at a path of child indexes. Raises IntegrityError, KeyError."""
@@ -211,6 +216,11 @@ def new_items(tree: Any, seen: set[str], reader: StateReader) -> Iterator[Any]:
         return
     for text in read_new_arrays(str(shape.tree["$list"]), reader.get, seen):
         yield from read_array(text)
+
+
+def _masked(text: str, most: int) -> str:
+    """Mask secrets before the text is cut: the rest of one would not be recognized."""
+    return mask(text[: most + _MASK_MARGIN])[:most]
 
 
 def large_int(tree: Any) -> int | None:

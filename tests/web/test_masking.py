@@ -1,0 +1,49 @@
+"""Secrets are masked on the pages: in states, conversations, files, differences and requests."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from agent_checkpoint import Session, Suspended, tool
+from tests.agents import Agent
+from tests.secrets_of_each_kind import SECRETS
+from tests.web.visitor import Visitor, opened
+
+TOKEN = SECRETS["github-token"]
+
+
+@tool(effect="irreversible", approve=True, name="push on a page")
+def push(token: str, password: str, what: str = "code") -> None: ...
+
+
+def test_no_page_shows_a_secret(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "env").write_text("A=1\n")
+    agent = Agent()
+    with opened(tmp_path / "store") as manager:
+        with suppress(Suspended), Session("k", agent=agent, workspace=place, store=manager) as run:
+            run.save()
+            agent.memory = [TOKEN, "x" * 195 + " " + TOKEN, {"deep": TOKEN}]
+            run.messages.append({"role": "user", "content": f"use {TOKEN}"})
+            (place / "env").write_text(f"A=1\nB={TOKEN}\n")
+            run.save(label=f"with {TOKEN}", tags=[TOKEN])
+            push(TOKEN, "hunter2")
+        visitor = Visitor(manager)
+        pages = {
+            "timeline": visitor.text("/timeline", key="k"),
+            "checkpoint": visitor.text("/checkpoint", id="k"),
+            "agent": visitor.text("/checkpoint", id="k", part="agent"),
+            "messages": visitor.text("/checkpoint", id="k", part="messages"),
+            "file": visitor.text("/checkpoint", id="k", part="workspace", path="env"),
+            "diff": visitor.text("/diff", a="k@2", b="k"),
+            "effects": visitor.text("/effects", key="k"),
+            "approvals": visitor.text("/approvals"),
+        }
+    for name, html in pages.items():
+        assert TOKEN[:12] not in html, name
+        assert "hunter2" not in html, name
+    masked = {name for name, html in pages.items() if "[masked:github-token]" in html}
+    assert masked >= {"agent", "messages", "file", "diff", "effects", "approvals"}
+    # A masked argument is not editable: the form would send the mask.
+    assert 'name="argument.0.' not in pages["approvals"]
+    assert 'name="argument.2.' in pages["approvals"]
