@@ -96,7 +96,7 @@ class TestPathsInErrors:
         for subject, path in (
             (agent, "agent.memory"),
             ({"messages": log}, "messages"),
-            ({"plan": {"a b": log}}, "log"),  # not an attribute of the part
+            ({"plan": {"a b": log}}, 'agent.plan["a b"]'),
             ({"plan": 1, "the log": log}, 'agent["the log"]'),
         ):
             with pytest.raises(StateError) as caught:

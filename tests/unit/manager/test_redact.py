@@ -31,7 +31,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Checkpoi
 
 @register_type
 @dataclass
-class Note:
+class Jotting:
     text: str
 
 
@@ -66,7 +66,7 @@ def through(manager: CheckpointManager, value: Any) -> Any:
         (Path("/home") / TOKEN, Path("/home") / GONE),
         (f"\ud800 {TOKEN}", f"\ud800 {GONE}"),
         (f"é {TOKEN}", f"é {GONE}"),
-        (Note(TOKEN), Note(GONE)),
+        (Jotting(TOKEN), Jotting(GONE)),
         ({"$tuple": TOKEN}, {"$tuple": GONE}),
         ({"$x": TOKEN, TOKEN: {"$y": TOKEN}}, {"$x": GONE, GONE: {"$y": GONE}}),
         ("x" * 100_000 + TOKEN, "x" * 100_000 + GONE),

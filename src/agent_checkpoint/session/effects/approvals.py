@@ -174,7 +174,7 @@ class Approvals:
                 )
 
         # Versions that do not know `reopen` treat the request as void: they never use the answer.
-        who = "" if by is None else f" by {by}"
+        who = "" if by is None else f" by {cleaned(by, self._policy.redactor)}"
         reason = f"the earlier answer ({request.answer}) was revoked{who}"
         ledger.append(VOID, guard=guard, requests=[approval_id], reason=reason[:500], reopen=True)
 

@@ -388,9 +388,9 @@ def test_also_by_threads_that_come_at_once(
     from agent_checkpoint.session import tool_runner
 
     outside, barrier = Outside(kind), Barrier(2)
-    original = tool_runner.arguments_of
+    original = tool_runner.call_arguments
 
-    def arguments_of(*args: Any) -> Any:  # both have found the answer, and neither has used it
+    def call_arguments(*args: Any) -> Any:  # both have found the answer, and neither has used it
         with suppress(Exception):
             barrier.wait(0.2)
         return original(*args)
@@ -401,7 +401,7 @@ def test_also_by_threads_that_come_at_once(
 
     with Session("work", store=memory) as session:
         session.approvals.approve(outside.ask("ann"))
-        monkeypatch.setattr(tool_runner, "arguments_of", arguments_of)
+        monkeypatch.setattr(tool_runner, "call_arguments", call_arguments)
         threads = [Thread(target=run) for _ in range(2)]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
@@ -416,18 +416,16 @@ def test_an_answer_that_becomes_void_at_the_last_moment_is_not_used(
 ) -> None:
     from agent_checkpoint.session import tool_runner
 
-    outside, original, read = Outside(kind), tool_runner.arguments_of, []
+    outside, original = Outside(kind), tool_runner.call_arguments
 
-    def arguments_of(*args: Any) -> Any:
-        read.append(1)
-        if how == "call" or len(read) > 1:  # `carry_out` reads them before it finds the answer
-            session.rollback(to=start)
+    def call_arguments(*args: Any) -> Any:
+        session.rollback(to=start)
         return original(*args)
 
     with Session("work", store=memory) as session:
         start = session.save()
         session.approvals.approve(outside.ask("ann"))
-        monkeypatch.setattr(tool_runner, "arguments_of", arguments_of)
+        monkeypatch.setattr(tool_runner, "call_arguments", call_arguments)
         with pytest.raises(ConflictError, match="void"):
             outside.mail("ann") if how == "call" else session.carry_out()
         assert statuses(session) == []
@@ -647,7 +645,7 @@ def test_an_edit_that_has_no_key_is_told_once_and_void(
             mail({"name": "ann"})
         return caught.value.approval_id
 
-    with Session("work", store=manager) as session:
+    with Session("work", store=manager, pickles="allow") as session:
         name = ask()
         session.approvals.approve(name, edit=edit, by="eve")
         if how == "call":

@@ -21,7 +21,7 @@ from agent_checkpoint.core.codec.encode import encode
 from agent_checkpoint.session.tools.call_arguments import (
     describe_call,
     encode_for_ledger,
-    fingerprint,
+    fingerprints,
     recordable,
 )
 from tests.agents import Agent, TorchLike
@@ -164,6 +164,11 @@ def test_what_is_recorded_shares_nothing_with_the_value(value: Any, change: Any)
 # -- fingerprints --------------------------------------------------------------------------------
 
 
+def fingerprint(value: Any, what: str) -> str:
+    (only,) = fingerprints(value, what)
+    return only
+
+
 def test_equal_arguments_have_equal_fingerprints_in_any_order() -> None:
     assert fingerprint({"a": 1, "b": {"c": 2, "d": 3}}, "x") == fingerprint(
         {"b": {"d": 3, "c": 2}, "a": 1}, "x"
@@ -190,8 +195,8 @@ def test_other_arguments_have_others(one: Any, other: Any) -> None:
 
 def test_a_fingerprint_is_the_same_in_every_process() -> None:
     code = (
-        "from agent_checkpoint.session.tools.call_arguments import fingerprint\n"
-        "print(fingerprint({'s': {'a', 'b', 'c'}, 'd': {('x', 1): frozenset('xyz')}}, ''))"
+        "from agent_checkpoint.session.tools.call_arguments import fingerprints\n"
+        "print(*fingerprints({'s': {'a', 'b', 'c'}, 'd': {('x', 1): frozenset('xyz')}}, ''))"
     )
     found = {
         subprocess.run(

@@ -137,6 +137,7 @@ def test_stats_of_a_new_store() -> None:
         "unshared_bytes": 0,
         "dedupe_ratio": 1.0,
         "objects": 0,
+        "redacted": 0,
         "keys": {},
     }
 
