@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.session.session import Session as Session
     from agent_checkpoint.session.session_list import SessionRow as SessionRow
     from agent_checkpoint.session.session_list import list_sessions as list_sessions
+    from agent_checkpoint.session.subagent import Subagent as Subagent
     from agent_checkpoint.session.tasks import Task as Task
     from agent_checkpoint.session.tasks import Tasks as Tasks
     from agent_checkpoint.session.tools.tool import tool as tool
@@ -136,6 +137,7 @@ _OWNERS = {
     "session.session": ("Branch", "Session"),
     "session.session_list": ("SessionRow", "list_sessions"),
     "session.tasks": ("Task", "Tasks"),
+    "session.subagent": ("Subagent",),
     "session.tools.tool": ("tool",),
     "store.ledger.ledger_state": ("ApprovalRequest", "Effect"),
     "store.maintenance.gc": ("GcReport",),

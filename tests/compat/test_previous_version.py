@@ -486,6 +486,32 @@ def test_a_session_goes_on_in_either_version_and_does_nothing_twice(
     assert files(place) == {**NOW, "current": "1\n", "previous": "1\n"}
 
 
+def test_the_previous_version_keeps_subagents(
+    previous: Version,
+    current: Version,
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It neither knows nor changes them, and their calls without a key keep their numbers."""
+    monkeypatch.setenv("SENT", str(tmp_path / "sent"))
+    current.run(place, ["make_session"], ["delegate", 1])
+    before = subagents(place)
+    previous.run(place, ["take_turns", "old", 2], ["make_fork"], ["adopt"])
+    assert subagents(place) == before
+    assert current.run(place, ["delegate", 2]) == [[True, ["1"], 1, [1]]] * 2
+    (tmp_path / "sent").unlink()
+    previous.run(place, ["roll_back", {"effects": "warn"}])  # to before they were there
+    assert subagents(place) == {}
+    assert current.run(place, ["delegate", 1]) == [[False, [], 0, []]] * 2
+    assert not (tmp_path / "sent").exists()  # both calls were made before, and are replayed
+
+
+def subagents(place: Path) -> dict[str, Any]:
+    parts = checkpoints(place)[KEY][-1]["parts"]
+    return {name: part for name, part in parts.items() if name.startswith("subagents/")}
+
+
 @pytest.mark.parametrize("first", ["previous", "current"])
 def test_the_version_that_opens_a_session_last_has_it(
     first: str,

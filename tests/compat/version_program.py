@@ -136,6 +136,28 @@ def open_session(place: Path) -> dict[str, Any]:
         }
 
 
+@tool(effect="irreversible")
+def send_again(to: str) -> str:
+    """Send without a key: each call is counted."""
+    return send.__wrapped__(to)
+
+
+def delegate(place: Path, turn: int) -> list[Any]:
+    """Open two sub-agents, which earlier versions do not know, and go on in each."""
+    found: list[Any] = []
+    with opened(place) as session:
+        for name in ("one", "two"):
+            worker = Worker()
+            child = session.subagent(name, agent=worker)
+            found.append([child.resumed, list(worker.done), len(child.calls), child.messages[:]])
+            child.__enter__()
+            worker.done.append(f"{turn}")
+            child.messages.append(turn)
+            send_again("ann")
+            child.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)  # it has not finished
+    return found
+
+
 def take_turns(place: Path, who: str, turns: int) -> list[str]:
     """Open the session, make one call and one of everybody, save; `turns` times."""
     for turn in range(turns):

@@ -62,6 +62,7 @@ PUBLIC = [
     "StateMismatchError",
     "Stateful",
     "StorageError",
+    "Subagent",
     "Summary",
     "Suspended",
     "Task",

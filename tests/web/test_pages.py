@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_checkpoint import CheckpointManager, KeepLatest
+from agent_checkpoint import CheckpointManager, KeepLatest, Session
 from tests.web.conftest import Place
 from tests.web.example_store import KEY
 from tests.web.visitor import Visitor, links, opened
@@ -287,3 +287,29 @@ def test_an_unknown_key_is_told_in_words_for_the_page(looking: Visitor) -> None:
     assert answer.status_code == 404
     assert "The first page lists all keys." in answer.text
     assert "list_keys" not in answer.text
+
+
+def test_the_subagents_of_a_checkpoint_are_a_tree() -> None:
+    manager = CheckpointManager()
+    with Session("team", store=manager) as session:
+        session.messages.append("of the parent")
+        with session.subagent("researcher") as child:
+            child.messages.append({"role": "user", "content": "which numbers?"})
+            with child.subagent("reader") as inner:
+                for task in inner.tasks(["open a book"]):
+                    with task:
+                        session.save()
+    visitor = Visitor(manager)
+    page = visitor.text("/checkpoint", id="team")
+    text = plain(page)
+    assert "of the parent" in text
+    assert text.index("↳ researcher completed") < text.index("↳ ↳ researcher/reader completed")
+    shown = plain(visitor.text("/checkpoint", id="team", part="subagents/researcher/messages"))
+    assert "user 0 which numbers?" in shown
+    shown = plain(visitor.text("/checkpoint", id="team", part="subagents/researcher/reader/tasks"))
+    assert "open a book" in shown
+    found = visitor.text("/search/results", key="team", q="which numbers")
+    assert "subagents%2Fresearcher%2Fmessages" in found
+    rollback = visitor.text("/rollback", id="team@2")
+    assert "subagents/researcher<" in rollback
+    assert "subagents/researcher/messages" not in rollback

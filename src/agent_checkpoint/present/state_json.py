@@ -5,11 +5,12 @@ States are not decoded into objects, so no stored code can run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from agent_checkpoint.core.state_diff import diff_states
 from agent_checkpoint.records import Changes, ChangeTable, Checkpoint
+from agent_checkpoint.session.agent_scope import split_part
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.lookup import retry_if_pruned
 from agent_checkpoint.store.objects.reader import resolve_tree
@@ -18,6 +19,16 @@ from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 
 LOGS = ("messages", "calls", "model_calls")
 """Append-only parts; compared from the first differing item on."""
+
+
+def logs_in(*checkpoints: Iterable[str]) -> list[str]:
+    """Return the names of the logs among parts: of the session first, then of sub-agents."""
+    names = dict.fromkeys([*LOGS, *(name for parts in checkpoints for name in parts)])
+    return [
+        name
+        for name in names
+        if split_part(name)[1] in LOGS and any(name in parts for parts in checkpoints)
+    ]
 
 
 def read_parts(store: Store, checkpoint: Checkpoint, names: Any = None) -> dict[str, Any]:
@@ -67,7 +78,7 @@ def class_name_in(tree: Any) -> str | None:
 def compare_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
     """Return the changes of all parts but files and logs, by path."""
     changes = ChangeTable()
-    skipped = {FILES, SESSION_PART, *LOGS}
+    skipped = {FILES, SESSION_PART, *logs_in(before, after)}
     for name in dict.fromkeys([*before, *after]):
         if name in skipped:
             continue

@@ -47,12 +47,15 @@ class CheckpointWriter:
         self,
         parts: Mapping[str, Any],
         *,
+        without: tuple[str, ...] = (),
         kind: CheckpointKind = Kind.SAVE,
         label: str | None = None,
         tags: Iterable[str] = (),
         metrics: Mapping[str, float] | None = None,
     ) -> Draft:
         """Capture parts on the caller's thread; other parts are carried over from the head.
+
+        Parts whose names start with one of `without` are not carried over.
 
         Raises:
             StateError: a value cannot be captured; the message contains its path.
@@ -66,7 +69,7 @@ class CheckpointWriter:
         carried: dict[str, Any] = {
             name: ReusedPart(kept[name])
             for name in kept
-            if name not in taken and name != SESSION_PART
+            if name not in taken and name != SESSION_PART and not name.startswith(without)
         }
         draft = make_draft(
             self.record.key,

@@ -11,7 +11,14 @@ from weakref import WeakSet
 
 
 class OpenSession(Protocol):
-    """An open session, as its tools use it."""
+    """An agent of an open session, as its tools use it."""
+
+    path: str
+    """The path of the sub-agent; empty for the session's own agent."""
+
+    @property
+    def session(self) -> OpenSession:
+        """The session's own agent."""
 
     def run(self, tool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a tool."""
@@ -23,24 +30,38 @@ class OpenSession(Protocol):
         """Add a notice for the agent."""
 
 
-_session: ContextVar[OpenSession | None] = ContextVar("agent_checkpoint_session", default=None)
+_entered: ContextVar[tuple[OpenSession, ...]] = ContextVar("agent_checkpoint_session", default=())
+"""The agents that this context has entered; the last one is the current one."""
 _task: ContextVar[tuple[object, str] | None] = ContextVar("agent_checkpoint_task", default=None)
-_enclosing: ContextVar[tuple[object, ...]] = ContextVar("agent_checkpoint_around", default=())
+_enclosing: ContextVar[tuple[tuple[object, object], ...]] = ContextVar(
+    "agent_checkpoint_around", default=()
+)
 _open: WeakSet[OpenSession] = WeakSet()
 _forked = Event()
 """Whether a session was ever forked in this process: a thread of a fork may outlive it."""
 
 
 def current_session() -> OpenSession | None:
-    """Return the session of this context.
+    """Return the session of this context, or its sub-agent.
 
     A new thread has no context. There, return the only open session of the process; None if
     several are open, or if a session was forked, because the thread could belong to either.
     """
-    current = _session.get()
-    if current is not None:
-        return current if current in _open else None
+    entered = _entered.get()
+    if entered:
+        return entered[-1] if entered[-1].session in _open else None
     return next(iter(_open)) if len(_open) == 1 and not _forked.is_set() else None
+
+
+def current_path(session: OpenSession) -> str:
+    """Return the path of the sub-agent of a session that this context is in; empty if none."""
+    entered = _entered.get()
+    return entered[-1].path if entered and entered[-1].session is session else ""
+
+
+def is_entered(agent: OpenSession) -> bool:
+    """Return whether this context is inside a block of an agent."""
+    return any(item is agent for item in _entered.get())
 
 
 def open_sessions() -> list[OpenSession]:
@@ -61,15 +82,17 @@ def set_task(session: OpenSession, task: str | None) -> None:
 
 def enter(session: OpenSession) -> Any:
     """Make a session the current one of this context; return the token for `leave`."""
-    return _session.set(session)
+    return _entered.set((*_entered.get(), session)), _task.get()
 
 
-def leave(token: Any) -> None:
-    """Restore the previous session of this context."""
+def leave(entered: Any) -> None:
+    """Restore the previous session and task of this context."""
+    token, task = entered
+    _task.set(task)
     try:
-        _session.reset(token)
+        _entered.reset(token)
     except ValueError:  # entered in another context, as generators may do
-        _session.set(None)
+        _entered.set(())
 
 
 @contextmanager
@@ -84,14 +107,19 @@ def as_current(session: OpenSession) -> Iterator[None]:
 
 def is_nested(session: OpenSession) -> bool:
     """Return whether this call is made by a running tool of the session."""
-    return any(item is session for item in _enclosing.get())
+    return any(agent is session for agent, _ in _enclosing.get())
+
+
+def enclosing_calls() -> list[object]:
+    """Return the running tool calls that this call is made by."""
+    return [call for _, call in _enclosing.get()]
 
 
 @contextmanager
-def nested_calls(session: OpenSession) -> Iterator[None]:
+def nested_calls(session: OpenSession, call: object) -> Iterator[None]:
     """Mark calls in this block as nested in a tool call."""
     around = _enclosing.get()
-    _enclosing.set((*around, session))
+    _enclosing.set((*around, (session, call)))
     try:
         yield
     finally:

@@ -20,10 +20,7 @@ from agent_checkpoint.errors import (
     ConflictError,
     ImmutableError,
     InvalidInputError,
-    NotFoundError,
     StateError,
-    StorageError,
-    Suspended,
     WorkspaceError,
 )
 from agent_checkpoint.manager.checkpoint_parts import check_text
@@ -43,8 +40,8 @@ from agent_checkpoint.options import (
 )
 from agent_checkpoint.records import Kind, check_key, parse_checkpoint_id, short_repr
 from agent_checkpoint.redaction import Redact
+from agent_checkpoint.session.agent_scope import AGENT, COMPLETED, SUBAGENTS, AgentScope
 from agent_checkpoint.session.current_session import (
-    as_current,
     enter,
     leave,
     register_open,
@@ -52,8 +49,6 @@ from agent_checkpoint.session.current_session import (
 )
 from agent_checkpoint.session.effects.approvals import Approvals
 from agent_checkpoint.session.effects.outcomes import resolve_effect
-from agent_checkpoint.session.loop.model_calls import ModelCalls
-from agent_checkpoint.session.loop.tool_calls import ToolCalls
 from agent_checkpoint.session.loop.usage import check_prices
 from agent_checkpoint.session.rollback.rollback import Rollback
 from agent_checkpoint.session.rollback.rollback_report import (
@@ -64,20 +59,17 @@ from agent_checkpoint.session.rollback.rollback_report import (
 )
 from agent_checkpoint.session.rollback.rollback_target import find_target, undo_target
 from agent_checkpoint.session.session_open import SessionOpener, manager_for
-from agent_checkpoint.session.session_state import AGENT, RESERVED_PARTS, SessionState
-from agent_checkpoint.session.tasks import Tasks
-from agent_checkpoint.session.tool_runner import ToolRunner
-from agent_checkpoint.store.ledger.ledger_state import APPROVED, DENIED, ApprovalRequest, Effect
+from agent_checkpoint.session.session_state import RESERVED_PARTS, SessionState
+from agent_checkpoint.session.subagent import SessionAgent, state_of
+from agent_checkpoint.session.subagent_list import list_subagents
+from agent_checkpoint.store.ledger.ledger_state import Effect
 from agent_checkpoint.workspace.workspace import Fork, Workspace
 
 if TYPE_CHECKING:
-    from agent_checkpoint.core.log import Log
     from agent_checkpoint.records import HistoryRow
     from agent_checkpoint.session.branch.session_fork import ForkPoint
     from agent_checkpoint.session.branch.trial import Trial
-    from agent_checkpoint.session.loop.toolbox import Tools
     from agent_checkpoint.store.store_argument import StoreLike
-    from agent_checkpoint.transcripts.report import CallOutcome
     from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
 
 Self = TypeVar("Self", bound="Session")
@@ -94,7 +86,7 @@ _NOT_ASSIGNED = defaultdict(
 """What to do instead of assigning a read-only attribute."""
 
 
-class Session:
+class Session(SessionAgent):
     """State, conversation, tool calls, tasks and files of an agent, saved as one checkpoint."""
 
     _keeps_directory: ClassVar[bool] = True
@@ -159,15 +151,12 @@ class Session:
         check_prices(prices or {})
         extra = _checked_parts(agent, parts)
         manager, self._owns_manager = manager_for(store, pickles, redact)
-        self._state = state = SessionState(
-            key, manager, every, agent, extra, keeps_directory=self._keeps_directory
+        state = SessionState(
+            key, manager, every, AgentScope(agent), extra, keeps_directory=self._keeps_directory
         )
-        state.tasks = self._tasks = Tasks(state)
-        state.tools = self._tools = ToolRunner(state, self._tasks)
-        state.provider, state.prices = provider, prices or {}
-        self._tool_calls = ToolCalls(state, self._tools)
-        state.after_restore = self._tool_calls.after_restore
-        self._model_calls = ModelCalls(state)
+        state.prices = prices or {}
+        state.root.provider = provider
+        super().__init__(state, state.root)
         self._tokens: list[Any] = []
         try:
             SessionOpener(state, on_drift=on_drift, rebind=rebind, only_at=only_at).run(workspace)
@@ -200,40 +189,6 @@ class Session:
     def manager(self) -> CheckpointManager:
         """The manager of its store."""
         return self._state.manager
-
-    @property
-    def tasks(self) -> Tasks:
-        """The tasks; call it to list and run them."""
-        return self._tasks
-
-    @property
-    def agent(self) -> Any:
-        """The agent; another Stateful can be assigned."""
-        return self._state.agent
-
-    @agent.setter
-    def agent(self, agent: Any) -> None:
-        _checked_parts(agent, None)
-        self._state.agent = agent
-
-    @property
-    def messages(self) -> Log[Any]:
-        """The conversation. Assigning messages replaces its content: the Log stays the same."""
-        return self._state.messages
-
-    @messages.setter
-    def messages(self, messages: Iterable[Any]) -> None:
-        self._state.messages.replace(messages)
-
-    @property
-    def calls(self) -> Log[Any]:
-        """Every tool call, with its arguments and its result or error."""
-        return self._state.calls
-
-    @property
-    def model_calls(self) -> Log[Any]:
-        """Every call of `model`: tokens, cost, time, reply, and what is new in the request."""
-        return self._state.model_calls
 
     @property
     def every(self) -> Every:
@@ -313,10 +268,21 @@ class Session:
             ("New tasks, not in the checkpoint", self.tasks.added),
             ("Tasks in the checkpoint that the code no longer lists", self.tasks.removed),
             ("New parts, not in the checkpoint", state.new_parts),
+            ("Sub-agents that have not finished and were not opened", self._left_subagents()),
         ):
             if names and state.resumed:
                 notices.append(f"{words}: {', '.join(names)}.")
         return notices
+
+    def _left_subagents(self) -> list[str]:
+        """Return the paths of unfinished sub-agents that are not open, apart from inner ones."""
+        state, head = self._state, self._state.writer.head
+        rows = list_subagents(self.manager.store, head) if state.resumed and head else []
+        return [
+            row.path
+            for row in rows
+            if row.status != COMPLETED and row.path not in state.subagents and "/" not in row.path
+        ]
 
     # -- history ---------------------------------------------------------------------------------
 
@@ -396,81 +362,6 @@ class Session:
         self._state.check_open()
         return Rollback(self._state, undo_target(self.manager.store, self.key)).run("warn")
 
-    # -- the agent loop --------------------------------------------------------------------------
-
-    def run_tools(
-        self,
-        message: Any,
-        tools: Tools,
-        *,
-        provider: Provider | None = None,
-        parallel: bool | int = False,
-    ) -> list[Any]:
-        """Run the tool calls of a model's message, and append the results to `messages`.
-
-        The message is appended first, unless the conversation ends with it. Each call is made once:
-        after a crash, calls that had ended give their recorded results, and calls whose outcome is
-        in doubt are settled as the ledger says. What a tool raises is a result for the model, and
-        so are an unknown tool, invalid arguments, and a call whose outcome is unknown.
-
-        Args:
-            message: the model's message or reply, as a dict or an object of the client library;
-                `session.messages` for the calls at the end of the conversation.
-            tools: functions by name, or functions and tools. Functions without `@tool` are local.
-            provider: the model API; by default that of the session.
-            parallel: run the calls in threads: True, or how many at once.
-
-        Returns:
-            The appended messages with the results; an empty list if there were no calls.
-
-        Raises:
-            Suspended: a call waits for an approval. The other calls have been made; call
-                `run_tools` again after the answer.
-            InvalidInputError: an option is invalid, or the message is not one of this provider.
-            CheckpointError: a checkpoint could not be saved.
-        """
-        return self._tool_calls.run(message, tools, provider, parallel)
-
-    async def arun_tools(
-        self,
-        message: Any,
-        tools: Tools,
-        *,
-        provider: Provider | None = None,
-        parallel: bool | int = False,
-    ) -> list[Any]:
-        """Run the tool calls of a model's message from asyncio; see `run_tools`."""
-        return await self._tool_calls.arun(message, tools, provider, parallel)
-
-    def model(self, send: Callable[..., Any], /, **request: Any) -> Any:
-        """Call `send(**request)`, record the call in `model_calls`, and return the reply.
-
-        The reply must be complete: a function that streams returns the final message. A `Log` in
-        the request is passed as a list. Headers, API keys and clients are not recorded. The call is
-        saved with the next checkpoint.
-
-        Raises what `send` raises, which is recorded as well.
-
-        Raises:
-            InvalidInputError: `send` returned a stream or a coroutine.
-        """
-        return self._model_calls.call(send, request)
-
-    async def amodel(self, send: Callable[..., Any], /, **request: Any) -> Any:
-        """Call a model from asyncio; `send` may be a coroutine function. See `model`."""
-        return await self._model_calls.acall(send, request)
-
-    def model_request(self, index: int = -1) -> dict[str, Any]:
-        """Return the whole request of a row of `model_calls`. Raises NotFoundError."""
-        return self._model_calls.request(index)
-
-    def call_outcome(self, call_id: str) -> CallOutcome | None:
-        """Return the outcome of a call without a result in the conversation; None if unrecorded.
-
-        `transcripts.repair(…, session=session)` uses it. Raises StorageError.
-        """
-        return self._tool_calls.call_outcome(call_id)
-
     # -- fork ------------------------------------------------------------------------------------
 
     def fork(
@@ -526,9 +417,9 @@ class Session:
             from agent_checkpoint.session.branch.trial import Trial
 
         self._state.check_open()
-        live = branch if isinstance(branch, Session) and branch._state.is_open else None
+        live = branch if isinstance(branch, Session) and state_of(branch).is_open else None
         if live is not None:
-            live._state.check_idle("adopt it")
+            state_of(live).check_idle("adopt it")
             live.save(label="adopted")
         if isinstance(branch, Trial) and branch.error is not None:
             raise InvalidInputError(
@@ -566,38 +457,6 @@ class Session:
         )
         if happened and effect_id not in state.record.standing:
             state.record.standing.append(effect_id)  # the state does not contain its result yet
-
-    def carry_out(self) -> list[dict[str, Any]]:
-        """Run the approved tool calls; return the outcome of each answered request.
-
-        An outcome is a dict with `approval_id`, `tool`, and one of `result`, `error` or `denied`.
-
-        Raises:
-            NotFoundError: the module of a tool was not imported.
-            CheckpointError: a call is refused.
-        """
-        self._state.check_open()
-        ledger = self._state.ledger
-        ledger.refresh()
-        outcomes = []
-        for request in list(ledger.state.requests.values()):
-            if request.session != self.key or request.is_expired:
-                continue
-            row: dict[str, Any] = {"approval_id": request.id, "tool": request.tool}
-            if request.status == APPROVED:
-                outcomes.append({**row, **self._carry_out(request)})
-            elif request.status == DENIED:
-                outcomes.append({**row, "denied": request.reason or ""})
-        return outcomes
-
-    def _carry_out(self, request: ApprovalRequest) -> dict[str, Any]:
-        try:
-            with as_current(self._tools):
-                return {"result": self._tools.carry_out(request)}
-        except (Suspended, ConflictError, NotFoundError, StorageError):
-            raise
-        except Exception as error:  # concerns this call only; the other calls still run
-            return {"error": f"{type(error).__name__}: {error}"}
 
     # -- open and close --------------------------------------------------------------------------
 
@@ -733,7 +592,7 @@ def create_branch(
             workspace=files,
             every=parent.every,
             effects=point.effects,
-            provider=parent.provider,
+            provider=parent.root.provider,
             prices=parent.prices,
         )
     except BaseException:
@@ -770,13 +629,8 @@ def open_branch(
     except CheckpointError:
         manager.delete(key)
         raise
-    branch._state.record.irreversible = effects == "allow"
+    state_of(branch).record.irreversible = effects == "allow"
     return branch
-
-
-def state_of(session: Session) -> SessionState:
-    """Return the shared state of a session, for operations on it in other modules."""
-    return session._state
 
 
 def _check_every(every: Every) -> None:
@@ -788,7 +642,7 @@ def _checked_parts(agent: Any, parts: Mapping[str, Any] | None) -> dict[str, Any
     checked = dict(parts or {})
     for name, part in {AGENT: agent, **checked}.items():
         check_text(name, "A part name")
-        if name in checked and name in RESERVED_PARTS:
+        if name in checked and (name in RESERVED_PARTS or name.startswith(SUBAGENTS)):
             raise InvalidInputError(f"The part name {name!r} is reserved. Use another name.")
         if isinstance(part, type):
             raise InvalidInputError(f"{name} is the class {part.__name__}: pass an instance.")

@@ -25,6 +25,7 @@ from agent_checkpoint.manager.manager import CheckpointManager, with_policy
 from agent_checkpoint.options import OnDrift, Pickles, check_option
 from agent_checkpoint.records import Checkpoint, Kind, draft_from, short_repr
 from agent_checkpoint.redaction import Redact, redactor_of
+from agent_checkpoint.session.agent_scope import MODEL_CALLS
 from agent_checkpoint.session.checkpoint_writer import CheckpointWriter
 from agent_checkpoint.session.rollback.rollback import Rollback
 from agent_checkpoint.session.rollback.rollback_target import unfinished_rollback
@@ -33,7 +34,7 @@ from agent_checkpoint.session.session_record import (
     read_session_record,
     record_for_key,
 )
-from agent_checkpoint.session.session_state import MODEL_CALLS, SessionState
+from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.session.workspace_part import WorkspacePart, choose_directory, is_empty
 from agent_checkpoint.store.directory_claims import IMPORTED, host_of
 from agent_checkpoint.store.ledger.ledger import Ledger
@@ -173,7 +174,7 @@ class SessionOpener:
         record.in_flight, record.drift, record.keep_unseen = [], [], None
         state.record = record
         state.writer = CheckpointWriter(state.manager, record, head)
-        state.has_model_calls = MODEL_CALLS in head.parts
+        state.root.has_model_calls = MODEL_CALLS in head.parts
         self._load(head)  # before taking ownership: on failure the current owner continues
         # The `open` checkpoint must record ledger and workspace, whatever happens after it.
         opened = self._append_open(head, has_new_binding=stored_binding != _binding(record))
@@ -181,7 +182,7 @@ class SessionOpener:
             record.bind(recorded_path, host_of(self._store.backend))
         self._claim_epoch(opened)
         state.resumed = True
-        state.counted_model_calls = len(state.model_calls)
+        state.root.counted_model_calls = len(state.root.model_calls)
         if head.token is not None:
             state.add_notice(
                 "This session was imported from an archive. Its state and the recorded results of "

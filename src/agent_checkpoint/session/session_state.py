@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from agent_checkpoint.core.log import Log
-from agent_checkpoint.core.stateful import Stateful
 from agent_checkpoint.errors import ConflictError, InvalidInputError
 from agent_checkpoint.manager.async_verbs import await_future
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.options import Every, Prices, Provider
+from agent_checkpoint.options import Every, Prices
 from agent_checkpoint.records import CheckpointKind, Draft, Kind, short_repr
+from agent_checkpoint.session.agent_scope import (
+    AGENT,
+    CALLS,
+    COMPLETED,
+    FAILED,
+    IN_PROGRESS,
+    MESSAGES,
+    MODEL_CALLS,
+    STATUS,
+    TASKS,
+    AgentScope,
+    qualified_part,
+)
 from agent_checkpoint.session.checkpoint_writer import CheckpointWriter
-from agent_checkpoint.session.current_session import OpenSession
+from agent_checkpoint.session.current_session import current_path, enclosing_calls, is_entered
 from agent_checkpoint.session.effects.effect_context import ToolCall
 from agent_checkpoint.session.effects.effects import Effects
 from agent_checkpoint.session.effects.outcomes import EffectOutcomes
@@ -32,8 +44,6 @@ if TYPE_CHECKING:
     from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
     from agent_checkpoint.workspace.workspace import Workspace
 
-AGENT, MESSAGES, CALLS, TASKS = "agent", "messages", "calls", "tasks"
-MODEL_CALLS = "model_calls"
 RESERVED_PARTS = frozenset({AGENT, MESSAGES, CALLS, MODEL_CALLS, TASKS, FILES, SESSION_PART})
 
 
@@ -44,15 +54,12 @@ class SessionState:
     key: str
     manager: CheckpointManager
     every: Every = "manual"
-    agent: Any = None
+    root: AgentScope = field(default_factory=AgentScope)
+    """The session's own agent."""
     parts: dict[str, Any] = field(default_factory=dict)
     """The additional parts, by name."""
-    messages: Log[Any] = field(default_factory=Log)
-    calls: Log[Any] = field(default_factory=Log)
-    model_calls: Log[Any] = field(default_factory=Log)
-    tasks: Stateful = field(init=False)
-    tools: OpenSession = field(init=False)
-    """Runs the tools; the session as `current_session` returns it."""
+    subagents: dict[str, AgentScope] = field(default_factory=dict)
+    """The open sub-agents by path, and those that ended and are in no checkpoint yet."""
     record: SessionRecord = field(init=False)
     writer: CheckpointWriter = field(init=False)
     ledger: Ledger = field(init=False)
@@ -60,7 +67,6 @@ class SessionState:
     files: WorkspacePart | None = None
     running: list[ToolCall] = field(default_factory=list)
     """The tool calls in progress."""
-    finished_calls: int = 0
     resumed: bool = False
     drift: WorkspaceDiff | None = None
     new_parts: list[str] = field(default_factory=list)
@@ -69,24 +75,13 @@ class SessionState:
     """Notices for the agent about problems."""
     branches: list[Any] = field(default_factory=list)
     """Open forks in this process; the references prevent garbage collection."""
-    provider: Provider | None = None
-    """The model API of the conversation."""
     prices: Prices = field(default_factory=dict)
     """Prices of tokens, by model."""
-    has_model_calls: bool = False
-    """Whether the resumed checkpoint has model calls; other sessions have the part once used."""
-    counted_model_calls: int = 0
-    """The model calls whose tokens are in the metrics of a checkpoint."""
     keeps_directory: bool = True
     """Whether the directory is recorded, and used when the session is resumed."""
     is_open: bool = False
-    is_interrupted: bool = False
-    """Whether a local tool was interrupted, so that the last checkpoint is the last consistent
-    state: the next open finds what the tool has changed since as drift."""
     has_kept_drift: bool = False
     """Whether files that had drifted when the session was opened were kept."""
-    after_restore: Callable[[], None] = lambda: None
-    """Called when objects and files were restored from a checkpoint."""
     is_ended: bool = False
     """Whether the last checkpoint of the run was saved."""
     pid: int = field(default_factory=os.getpid)
@@ -125,13 +120,48 @@ class SessionState:
             raise InvalidInputError(f"The session {short_repr(self.key)} is closed. Open it again.")
         self.check_process()
 
-    def check_idle(self, action: str) -> None:
-        """Check that no tool is running. Raises ConflictError."""
-        if self.running:
+    def check_idle(
+        self,
+        action: str,
+        concerns: Callable[[str], bool] = lambda path: True,
+        *,
+        files: bool = False,
+    ) -> None:
+        """Check that no agent that an action concerns is running, apart from the caller.
+
+        Args:
+            action: what the caller is about to do, for the message.
+            concerns: returns whether the action concerns an agent, by path.
+            files: whether the action concerns the files, and so every agent.
+
+        Raises:
+            ConflictError: a tool is running, or a sub-agent.
+        """
+        here, around = current_path(self.root.tools), enclosing_calls()
+        running = [
+            call.tool.name
+            for call in list(self.running)
+            # A tool of an enclosing agent waits for the caller.
+            if concerns(call.subagent) or (files and (call not in around or call.subagent == here))
+        ]
+        if running:
             raise ConflictError(
-                f"Tools are running: {', '.join(self.in_flight)}. Wait for them to finish, then "
-                f"{action}."
+                f"Tools are running: {', '.join(running)}. Wait for them to finish, then {action}."
             )
+        beside = [
+            scope.path
+            for scope in self.entered()
+            if not is_entered(scope.tools) and (files or concerns(scope.path))
+        ]
+        if beside:
+            raise ConflictError(
+                f"Sub-agents are running: {', '.join(map(short_repr, beside))}. Wait for them to "
+                f"finish, then {action}."
+            )
+
+    def entered(self) -> list[AgentScope]:
+        """Return the sub-agents that are running."""
+        return [scope for scope in list(self.subagents.values()) if scope.thread is not None]
 
     def check_process(self) -> None:
         """Check that this process opened the session. Raises ConflictError."""
@@ -144,12 +174,20 @@ class SessionState:
 
     # -- save ------------------------------------------------------------------------------------
 
-    def live_parts(self) -> dict[str, Any]:
-        """Return the live objects to save, by part name."""
-        parts: dict[str, Any] = {} if self.agent is None else {AGENT: self.agent}
-        parts.update({MESSAGES: self.messages, CALLS: self.calls, TASKS: self.tasks, **self.parts})
-        if self.model_calls or self.has_model_calls:
-            parts[MODEL_CALLS] = self.model_calls
+    def scopes(self) -> list[AgentScope]:
+        """Return the session's own agent and its sub-agents."""
+        return [self.root, *self.subagents.values()]
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether `run_tools` of an agent was interrupted during a call."""
+        return any(scope.is_interrupted for scope in self.scopes())
+
+    def live_parts(self, *, every: bool = False) -> dict[str, Any]:
+        """Return the live objects to save, by part name; or every object that can be loaded."""
+        parts = {**self.root.live_parts(every=every), **self.parts}
+        for scope in list(self.subagents.values()):
+            parts.update(scope.live_parts(every=every))
         return parts if self.files is None else {**parts, FILES: self.files}
 
     def draft(self, *, kind: CheckpointKind = Kind.SAVE, **options: Any) -> Draft:
@@ -160,34 +198,61 @@ class SessionState:
         record.ledger = max(record.ledger, self.ledger.seq)
         running = {call.decision.effect.id for call in list(self.running) if call.decision}
         record.under_way = sorted(running.union(list(self.effects.in_progress)))
+        parts, elsewhere = self.live_parts(), self._captured_elsewhere()
+        for name in [name for scope in elsewhere for name in scope.live_parts()]:
+            del parts[name]
+        if elsewhere:  # they are carried over from the head, so it must contain their last capture
+            self.manager.background.flush()
         if kind in (Kind.SAVE, Kind.CLOSE):
             kind = Kind.IN_FLIGHT if record.in_flight else kind
-            options["metrics"] = {**self._model_metrics(), **(options.get("metrics") or {})}
-        return self.writer.draft(self.live_parts(), kind=kind, **options)
+            here = [scope for scope in self.scopes() if scope not in elsewhere]
+            options["metrics"] = {**_model_metrics(here), **(options.get("metrics") or {})}
+        restarted = [
+            qualified_part(scope.path, "")
+            for scope in list(self.subagents.values())
+            if scope.is_restarted and not scope.is_saved
+        ]
+        return self.writer.draft(parts, without=tuple(restarted), kind=kind, **options)
+
+    def _captured_elsewhere(self) -> list[AgentScope]:
+        """Return the sub-agents whose state this thread must not capture.
+
+        A sub-agent is captured by the thread in which it runs, at its own checkpoints. So no state
+        is captured in the middle of a change, and a checkpoint costs what its own agent changed.
+        The session's own agent and parts are always captured: sub-agents may share them.
+        """
+        here, thread = current_path(self.root.tools), get_ident()
+        return [
+            scope
+            for scope in list(self.subagents.values())
+            if scope.is_lost
+            or (scope.is_saved and scope.thread not in (None, thread) and scope.path != here)
+        ]
 
     def save(self, **options: Any) -> str:
         """Save all parts; return the checkpoint id. Raises the same errors as `Session.save`."""
         with self.writer.lock:
-            return self.writer.write(self.draft(**options)).id
+            saved = self.writer.write(self.draft(**options))
+            for path, scope in list(self.subagents.items()):
+                scope.is_saved = True
+                if not scope.is_open:
+                    del self.subagents[path]
+            return saved.id
+
+    def follow_head(self) -> None:
+        """Mark the sub-agents that are not running at the head, as after a rollback."""
+        parts = {} if self.writer.head is None else self.writer.head.parts
+        for path, scope in self.subagents.items():
+            is_known = qualified_part(path, STATUS) in parts
+            scope.is_lost = not is_known or scope.status.status == COMPLETED
+            if scope.status.status == FAILED:  # it continues
+                scope.status.status = IN_PROGRESS
 
     async def asave(self, **options: Any) -> str:
         """Capture all parts now, and await the write. Raises the same errors as `save`."""
         with self.writer.lock:
             future = self.writer.submit(self.draft(**options))
         return await await_future(future)
-
-    def _model_metrics(self) -> dict[str, float]:
-        """Return tokens, cost and time of the model calls since the last checkpoint."""
-        rows = self.model_calls[self.counted_model_calls :]
-        self.counted_model_calls = len(self.model_calls)
-        totals: dict[str, float] = {}
-        for row in rows:
-            found = {f"{name}_tokens": count for name, count in row.get("tokens", {}).items()}
-            found["model_seconds"] = row["seconds"]
-            found.update({"cost": row["cost"]} if "cost" in row else {})
-            for name, value in found.items():
-                totals[name] = totals.get(name, 0) + value
-        return totals
 
     @contextmanager
     def full_scan(self, full: bool = True) -> Iterator[None]:
@@ -200,3 +265,18 @@ class SessionState:
             yield
         finally:
             self.files.full = False
+
+
+def _model_metrics(scopes: Iterable[AgentScope]) -> dict[str, float]:
+    """Return tokens, cost and time of the model calls of agents since the last checkpoint."""
+    totals: dict[str, float] = {}
+    for scope in scopes:
+        rows = scope.model_calls[scope.counted_model_calls :]
+        scope.counted_model_calls = len(scope.model_calls)
+        for row in rows:
+            found = {f"{name}_tokens": count for name, count in row.get("tokens", {}).items()}
+            found["model_seconds"] = row["seconds"]
+            found.update({"cost": row["cost"]} if "cost" in row else {})
+            for name, value in found.items():
+                totals[name] = totals.get(name, 0) + value
+    return totals

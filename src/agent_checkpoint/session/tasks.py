@@ -13,16 +13,26 @@ from agent_checkpoint.core.path_errors import as_state_error
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
 from agent_checkpoint.manager.checkpoint_parts import check_name
 from agent_checkpoint.options import OnResume, check_option
-from agent_checkpoint.records import short_repr
-from agent_checkpoint.session.current_session import set_task
+from agent_checkpoint.records import Checkpoint, same_json, short_repr
+from agent_checkpoint.session.agent_scope import (
+    CALLS,
+    COMPLETED,
+    FAILED,
+    IN_PROGRESS,
+    SUBAGENTS,
+    AgentScope,
+    is_within,
+    split_part,
+)
+from agent_checkpoint.session.current_session import enclosing_calls, set_task
 from agent_checkpoint.session.rollback.rollback import Rollback
 from agent_checkpoint.session.rollback.rollback_target import task_start
 from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.session.task_progress import show_progress
 from agent_checkpoint.session.tools.call_arguments import describe_error
+from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 
-PENDING, IN_PROGRESS, COMPLETED = "pending", "in_progress", "completed"
-FAILED, SKIPPED = "failed", "skipped"
+PENDING, SKIPPED = "pending", "skipped"
 _DONE_STATUSES = frozenset({COMPLETED, SKIPPED})
 
 
@@ -81,10 +91,7 @@ class Task:
     @result.setter
     def result(self, result: Any) -> None:
         """Set the result. Raises StateError if it cannot be saved."""
-        name = f"The result of {self.id}"
-        encode(result, name)
-        with as_state_error(name, result):
-            self._row.result = copied(result)
+        self._row.result = copied_result(result, self.id)
 
     @property
     def is_done(self) -> bool:
@@ -109,11 +116,20 @@ class Task:
         return self._tasks._end(self, error)
 
 
-class Tasks:
-    """All tasks of a session, by id; a Stateful. A call with ids returns the unfinished ones."""
+def copied_result(result: Any, of: str) -> Any:
+    """Return a copy of a result. Raises StateError if it cannot be saved."""
+    name = f"The result of {of}"
+    encode(result, name)
+    with as_state_error(name, result):
+        return copied(result)
 
-    def __init__(self, state: SessionState) -> None:
+
+class Tasks:
+    """All tasks of an agent, by id; a Stateful. A call with ids returns the unfinished ones."""
+
+    def __init__(self, state: SessionState, scope: AgentScope) -> None:
         self._state = state
+        self._scope = scope
         self._rows: dict[str, _TaskRecord] = {}
         self._listed: set[str] = set()
         self._retries: dict[str, int] = {}
@@ -151,15 +167,16 @@ class Tasks:
             raise InvalidInputError(f"ids must be a list of strings, such as [{ids!r}].")
         names = list(ids)
         for name in names:
-            if not isinstance(name, str) or not name:
+            if not isinstance(name, str) or not name or "\0" in name:
                 raise InvalidInputError(
-                    f"A task id must be a non-empty string, not {short_repr(name)}."
+                    f"A task id must be a non-empty string without NUL, not {short_repr(name)}."
                 )
             check_name(name, "A task id", self._state.manager.policy.redactor)
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise InvalidInputError(f"Task ids must be unique; {short_repr(twice)} is not.")
         check_option("on_resume", on_resume, OnResume)
+        self._scope.check_open()
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
             raise InvalidInputError(
                 f"retries must be an integer from 0, not {short_repr(retries)}."
@@ -202,7 +219,7 @@ class Tasks:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all tasks, in order."""
-        return {"tasks": [dict(vars(row)) for row in self._rows.values()]}
+        return {"tasks": [dict(vars(row)) for row in list(self._rows.values())]}
 
     def load_state_dict(self, state: Any) -> None:
         """Load all tasks. Raises StateMismatchError."""
@@ -238,21 +255,22 @@ class Tasks:
                 passed.add(name)  # otherwise it is done, or is to be retried
 
     def _begin(self, task: Task) -> None:
+        self._scope.check_open()
         row = task._row = self._rows.setdefault(task.id, task._row)
         self._begun.add(row.id)
         if row.id not in self._continuing:  # a continued task does not repeat its calls
-            self._state.record.counts.reset_task(row.id)
+            self._state.record.counts.reset(self._scope.place(row.id))
         self._continuing.discard(row.id)
         if row.status == FAILED:
             self._earlier_errors[row.id] = row.note
         row.status, row.began = IN_PROGRESS, None
         row.attempt += 1
-        set_task(self._state.tools, row.id)
+        set_task(self._scope.tools, row.id)
         self._show_progress(f"{row.id} …")
         row.began = self._save(f"task {row.id}")
 
     def _end(self, task: Task, error: BaseException | None) -> bool:
-        set_task(self._state.tools, None)
+        set_task(self._scope.tools, None)
         row = task._row = self._rows.get(task.id, task._row)
         if row.status != IN_PROGRESS:  # skipped, or rolled back to before its start
             return False
@@ -280,7 +298,7 @@ class Tasks:
         return False
 
     def _finish(self, task: Task) -> None:
-        self._state.record.counts.reset_task(task.id)
+        self._state.record.counts.reset(self._scope.place(task.id))
         self._save(f"task {task.id} {task.status}", full=True)
         self._show_progress(f"{task.id} {task.status}")
 
@@ -289,7 +307,7 @@ class Tasks:
         if state.every == "manual":
             return state.writer.head_id
         with state.full_scan(full):
-            return state.save(label=label)
+            return state.save(label=self._scope.label(label))
 
     def _restart(self, task: str, began: str | None) -> None:
         """Roll back to the start of a task; answers to approval requests stay valid."""
@@ -300,7 +318,38 @@ class Tasks:
                 "was removed."
             )
             return
-        Rollback(self._state, target, label=f"task {task} again", voids=False).run("warn")
+        parts, path = None, self._scope.path
+        if path:  # other agents keep their state, and the files that they may have changed
+            parts = [SUBAGENTS + path]
+            if FILES in target.parts:
+                if self._others_acted_since(target):
+                    self._state.add_notice(
+                        f"The task {task} of the sub-agent {path} began again with the files as "
+                        "they are: other agents of the session have called tools since it began."
+                    )
+                else:
+                    parts.append(FILES)
+        label = self._scope.label(f"task {task} again")
+        Rollback(self._state, target, parts=parts, label=label, voids=False).run("warn")
+
+    def _others_acted_since(self, target: Checkpoint) -> bool:
+        """Return whether other agents of the session may have changed files since a checkpoint."""
+        state, path = self._state, self._scope.path
+        head = {} if state.writer.head is None else state.writer.head.parts
+        logs = {name for name in {**head, **target.parts} if split_part(name)[1] == CALLS}
+        others = {name for name in logs if not is_within(split_part(name)[0], path)}
+        around = enclosing_calls()
+        return (
+            any(not same_json(head.get(name), target.parts.get(name)) for name in others)
+            or any(
+                call not in around and not is_within(call.subagent, path)
+                for call in list(state.running)
+            )
+            or any(
+                not is_within(scope.path, path) and not is_within(path, scope.path)
+                for scope in state.entered()
+            )
+        )
 
     def _show_progress(self, words: str) -> None:
         listed = [row for row in self._rows.values() if row.id in self._listed]

@@ -19,7 +19,13 @@ from agent_checkpoint.errors import (
 )
 from agent_checkpoint.manager.async_verbs import run_to_completion
 from agent_checkpoint.records import safe_repr, short_repr
-from agent_checkpoint.session.current_session import current_task, is_nested, nested_calls
+from agent_checkpoint.session.agent_scope import AgentScope
+from agent_checkpoint.session.current_session import (
+    OpenSession,
+    current_task,
+    is_nested,
+    nested_calls,
+)
 from agent_checkpoint.session.effects.approvals import (
     append_request,
     arguments_of,
@@ -58,13 +64,20 @@ from agent_checkpoint.store.ledger.ledger_state import (
 
 
 class ToolRunner:
-    """Runs the tools of one session; the session as `current_session` returns it."""
+    """Runs the tools of one agent; the agent as `current_session` returns it."""
 
-    def __init__(self, state: SessionState, tasks: Tasks) -> None:
+    def __init__(self, state: SessionState, scope: AgentScope, tasks: Tasks) -> None:
         self._state = state
+        self._scope = scope
         self._tasks = tasks
+        self.path = scope.path
         self.add_notice = state.add_notice
         self._redactor = state.manager.policy.redactor
+
+    @property
+    def session(self) -> OpenSession:
+        """The session's own agent."""
+        return self._state.root.tools
 
     def run(self, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a tool. Raises what the tool raises, and CheckpointError if the call is refused."""
@@ -140,7 +153,7 @@ class ToolRunner:
         if call.decision is not None and call.decision.is_replay:
             return self._replay_result(call, call.decision)
         try:
-            with nested_calls(self):
+            with nested_calls(self, call):
                 result = call.tool.call(call.owner, call.arguments, call.context)
         except BaseException as error:
             try:
@@ -160,7 +173,7 @@ class ToolRunner:
             return self._replay_result(call, call.decision)
         stopped: BaseException | None = None
         try:
-            with nested_calls(self):
+            with nested_calls(self, call):
                 result = await call.tool.call(call.owner, call.arguments, call.context)
         except Exception as error:
             try:
@@ -185,7 +198,7 @@ class ToolRunner:
         if stopped is not None:
             raise stopped
         if call.is_saved and self.is_due():
-            await self._state.asave(label=call.words)
+            await self._state.asave(label=self._scope.label(call.words))
         return result
 
     # -- the steps -------------------------------------------------------------------------------
@@ -194,6 +207,8 @@ class ToolRunner:
         call.redactor = self._redactor
         state, tool, request = self._state, call.tool, call.request
         state.check_open()
+        self._scope.check_open()
+        call.subagent = self.path
         call.task = current_task(self) or self._tasks.only_one_in_progress()
         call.began = time.time()
         if request is not None:
@@ -208,14 +223,14 @@ class ToolRunner:
                     given, f"{tool.name}'s arguments", self._redactor, state.ledger.state
                 )
                 call.call_number = state.effects.call_numbers.reserve(
-                    tool, call.digest, call.task, call
+                    tool, call.digest, self._scope.place(call.task), call
                 )
             number = 0 if call.call_number is None else call.call_number.number
             call.identity = effect_identity(
                 tool,
                 call.arguments,
                 call.digest,
-                call.task,
+                self._scope.place(call.task),
                 number,
                 part=call.part,
                 redactor=self._redactor,
@@ -289,7 +304,7 @@ class ToolRunner:
         return request
 
     def _suspend(self, call: ToolCall, request_id: str, *, is_new: bool) -> NoReturn:
-        state, label = self._state, f"waits for {request_id}"
+        state, label = self._state, self._scope.label(f"waits for {request_id}")
         if request_id not in state.record.pending:
             state.record.pending.append(request_id)
         # State is captured on the thread of the call, which may be another one.
@@ -304,7 +319,7 @@ class ToolRunner:
 
     def is_due(self, saved: int | None = None) -> bool:
         """Return whether to save after the last call, or after all since the first `saved`."""
-        every, finished = self._state.every, self._state.finished_calls
+        every, finished = self._state.every, self._scope.finished_calls
         if is_nested(self) or every in ("task", "manual"):
             return False
         before = finished - 1 if saved is None else saved
@@ -312,7 +327,7 @@ class ToolRunner:
 
     def _save(self, call: ToolCall) -> None:
         if call.is_saved and self.is_due():
-            self._state.save(label=call.words)
+            self._state.save(label=self._scope.label(call.words))
 
     def _replay_result(self, call: ToolCall, decision: Decision) -> Any:
         self._mark_known(decision)
@@ -371,8 +386,8 @@ class ToolRunner:
         row.update(ts=time.time(), seconds=0.0, call_id=call_id)
         task = current_task(self) or self._tasks.only_one_in_progress()
         with self._state.writer.lock:
-            self._state.calls.append(row if task is None else {**row, "task": task})
-            self._state.finished_calls += 1
+            self._scope.calls.append(row if task is None else {**row, "task": task})
+            self._scope.finished_calls += 1
         return row
 
     def _record(self, call: ToolCall, **outcome: Any) -> None:
@@ -396,12 +411,12 @@ class ToolRunner:
             row["replayed"] = call.is_replay
         state = self._state
         with state.writer.lock:
-            state.calls.append(row)
+            self._scope.calls.append(row)
             if "error" not in outcome and call.call_number is not None:
                 # The next checkpoint contains the result of this call.
                 state.record.counts.mark_used(*call.call_number)
             state.running.remove(call)
-            state.finished_calls += 1
+            self._scope.finished_calls += 1
         call.row = row
 
 

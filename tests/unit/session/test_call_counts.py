@@ -32,7 +32,7 @@ def test_rows_are_read_as_they_were_written() -> None:
         elif move < 0.99:
             counts.mark_unused(task, name, rng.randrange(1, 9))
         elif task is not None:
-            counts.reset_task(task)
+            counts.reset(task)
             assert counts.next_number(task, name, ()) == 1
         read = CallCounts(stored(counts))
         assert sorted(map(repr, read.rows())) == sorted(map(repr, counts.rows()))

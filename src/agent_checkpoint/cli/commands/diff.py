@@ -14,9 +14,9 @@ from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.formatting import value_summary
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.present.state_json import (
-    LOGS,
     compare_logs,
     compare_states,
+    logs_in,
     message_line,
     read_parts,
 )
@@ -86,7 +86,9 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         if args.json and files is not None and not args.stat:
             data["files"]["text"] = files.text()
     data, text = masked(args, data), masked(args, text)
-    differs = bool(files) or any(any(data.get(name, {}).values()) for name in ("state", *LOGS))
+    differs = bool(files) or any(
+        any(data.get(name, {}).values()) for name in ("state", *logs_in(data))
+    )
     status = 1 if args.exit_code and differs else 0
     return CommandResult(data, lambda out: _show(out, data, files, text, differs, paths), status)
 
@@ -147,9 +149,8 @@ def _states(manager: CheckpointManager, sides: _Sides, only: Any) -> dict[str, A
     if "state" in only:
         found["state"] = compare_states(before, after)
     if "messages" in only:
-        for name in LOGS:
-            if name in before or name in after:
-                found[name] = compare_logs(before.get(name), after.get(name))
+        for name in logs_in(before, after):
+            found[name] = compare_logs(before.get(name), after.get(name))
     return found
 
 
@@ -166,7 +167,7 @@ def _show(
         out.line(f"No differences between {one_line(data['from'])} and {where}.")
         return
     room = out.limit(max((out.columns or 0) - 30, 40))
-    for name in LOGS:
+    for name in logs_in(data):
         for sign, how, style in (("-", "removed", "red"), ("+", "added", "green")):
             items = data.get(name, {}).get(how, [])
             rows = [(f"{sign} {message_line(item, room, out.limit)}", style) for item in items]

@@ -25,6 +25,7 @@ from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.present.state_json import LOGS, class_name_in, message_line, plain, read_parts
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.records import short_repr as quoted_name
+from agent_checkpoint.session.agent_scope import STATUS, TASKS, split_part
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
@@ -102,10 +103,12 @@ def _summary(
             notes = [note._asdict() for note in found.notes]
             data = json_fields(found, "files bytes incomplete")
             return {"type": "files", "tree": found.id, **data, "notes": notes}
-    state = plain(tree)
-    if name in LOGS and isinstance(state, list):
+    state, (path, kind) = plain(tree), split_part(name)
+    if kind in LOGS and isinstance(state, list):
         return {"type": "log", "items": len(state), "last": state[-_LAST:]}
-    if name == "tasks" and isinstance(state, dict) and isinstance(state.get("tasks"), list):
+    if path and kind == STATUS and isinstance(state, dict):
+        return {"type": "subagent", **state}
+    if kind == TASKS and isinstance(state, dict) and isinstance(state.get("tasks"), list):
         rows = [row for row in state["tasks"] if isinstance(row, dict)]
         return {"type": "tasks", "tasks": {str(row.get("id")): row.get("status") for row in rows}}
     if name == SESSION_PART and isinstance(state, dict):
@@ -133,11 +136,21 @@ def _show(out: Output, data: dict[str, Any]) -> None:
     for name, text in rows:
         out.line(f"  {name:8} {text}")
     out.line()
+    by_agent: dict[str, dict[str, Any]] = {"": {}}
     for name, part in data["parts"].items():
-        _show_part(out, one_line(name, out.limit(60)), part)
+        path, kind = split_part(name)
+        by_agent.setdefault(path, {})[kind] = part
+    for path in sorted(by_agent, key=lambda path: path.split("/")):
+        parts, indent = by_agent[path], "  " * (path.count("/") + bool(path))
+        if path:
+            status = parts.pop(STATUS, {}).get("status")
+            words = f"{one_line(path, out.limit(60))}  {one_line(str(status or ''), 20)}"
+            out.line(f"{indent[2:]}{words}", style="bold")
+        for name, part in parts.items():
+            _show_part(out, indent, one_line(name, out.limit(60)), part)
 
 
-def _show_part(out: Output, name: str, part: dict[str, Any]) -> None:
+def _show_part(out: Output, indent: str, name: str, part: dict[str, Any]) -> None:
     room = out.limit(max((out.columns or 0) - 30, 40))
     short, some = out.limit(60), out.limit(5)
     kind = part["type"]
@@ -180,9 +193,9 @@ def _show_part(out: Output, name: str, part: dict[str, Any]) -> None:
         ]
         if isinstance(value, dict) and len(value) > shown:
             lines.append(f"and {len(value) - shown:,} more (use --part)")
-    out.line(f"{name:10} {words}", style="cyan")
+    out.line(f"{indent}{name:10} {words}", style="cyan")
     for line in lines:
-        out.pieces((f"    {line}", ""))
+        out.pieces((f"{indent}    {line}", ""))
 
 
 def _files(

@@ -19,6 +19,7 @@ from agent_checkpoint.errors import (
 )
 from agent_checkpoint.options import Merge, check_option
 from agent_checkpoint.records import Checkpoint, Draft, Kind, same_json, short_repr
+from agent_checkpoint.session.agent_scope import SUBAGENTS
 from agent_checkpoint.session.branch.file_merge import merge
 from agent_checkpoint.session.effects.approvals import void_requests
 from agent_checkpoint.session.rollback.rollback import Rollback
@@ -87,6 +88,12 @@ class Adoption(Rollback):
     @property
     def _rewinds_state(self) -> bool:
         return False
+
+    def _concerns(self, path: str) -> bool:
+        return True
+
+    def _removes(self, name: str) -> bool:
+        return name.startswith(SUBAGENTS)
 
     def _effects_since(self) -> Iterator[Effect]:
         """Iterate over the fork's effects after its last checkpoint."""

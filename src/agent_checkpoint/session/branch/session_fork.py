@@ -93,7 +93,7 @@ class ForkPoint:
         Raises:
             StateError: an object cannot be copied.
         """
-        agent = self.state.agent
+        agent = self.state.root.agent
         if self.new_agent is not None:
             agent = self.new_agent()
         elif agent is not None:

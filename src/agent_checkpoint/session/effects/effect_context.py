@@ -55,6 +55,8 @@ class ToolCall:
     owner: Any
     arguments: dict[str, Any]
     task: str | None = None
+    subagent: str = ""
+    """The path of the sub-agent that makes the call; empty for the session's own agent."""
     part: str | None = None
     """The part whose method is called; empty for a method of an object that is not a part."""
     digest: str = ""
@@ -90,7 +92,8 @@ class ToolCall:
     @property
     def members(self) -> dict[str, Any]:
         """The optional members of the call's ledger records."""
-        return {} if self.call_id is None else {"call_id": self.call_id}
+        found = {"call_id": self.call_id, "subagent": self.subagent or None}
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def is_replay(self) -> bool:

@@ -20,7 +20,8 @@ from agent_checkpoint.store.ledger.ledger_state import LedgerState
 class CallNumber(NamedTuple):
     """The position of a call without a key among identical calls of its task."""
 
-    task: str | None
+    place: str | None
+    """The task, and the agent; see `AgentScope.place`."""
     kind: str
     number: int
 
@@ -32,7 +33,7 @@ class CallNumbers:
         self._record = record
         self._reserved: dict[Any, CallNumber] = {}
 
-    def reserve(self, tool: Tool, digest: str, task: str | None, holder: Any) -> CallNumber | None:
+    def reserve(self, tool: Tool, digest: str, place: str | None, holder: Any) -> CallNumber | None:
         """Reserve the lowest free number; return None if the tool has a key."""
         if tool.key is not None:
             return None
@@ -40,9 +41,9 @@ class CallNumbers:
         taken = {
             call_number.number
             for call_number in list(self._reserved.values())
-            if call_number[:2] == (task, kind)
+            if call_number[:2] == (place, kind)
         }
-        call_number = CallNumber(task, kind, self._record.counts.next_number(task, kind, taken))
+        call_number = CallNumber(place, kind, self._record.counts.next_number(place, kind, taken))
         self._reserved[holder] = call_number
         return call_number
 
@@ -73,14 +74,14 @@ def effect_identity(
     tool: Tool,
     arguments: Mapping[str, Any],
     digest: str,
-    task: str | None,
+    place: str | None,
     number: int = 0,
     *,
     part: str | None = None,
     redactor: Redactor | None = None,
     ledger: LedgerState | None = None,
 ) -> str:
-    """Return the identity of an effect, from its key, or from task, arguments and call number.
+    """Return the identity of an effect, from its key, or from place, arguments and call number.
 
     The identity of a method tool includes `part`, the name of the part it is called on. `ledger`
     has the identities that are recorded.
@@ -90,7 +91,7 @@ def effect_identity(
         StateError: the user's secret is needed, and cannot be used.
     """
     if tool.key is None:  # the digest includes the part
-        return _identity([tool.name, "call", task or "", digest, str(number)], digest)
+        return _identity([tool.name, "call", place or "", digest, str(number)], digest)
     with_keyed = ledger is not None and ledger.has_keyed
     key = _key(tool, tool.key, arguments)
     end = [] if part is None else [part]

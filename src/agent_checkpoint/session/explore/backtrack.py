@@ -10,7 +10,8 @@ from agent_checkpoint.errors import StorageError
 from agent_checkpoint.options import RollbackEffects
 from agent_checkpoint.session.current_session import as_current
 from agent_checkpoint.session.explore.trial_run import Strategy
-from agent_checkpoint.session.session import Session, state_of
+from agent_checkpoint.session.session import Session
+from agent_checkpoint.session.subagent import state_of
 from agent_checkpoint.session.tools.call_arguments import describe_call, describe_error
 from agent_checkpoint.session.tools.invoke import run_if_awaitable
 
@@ -56,7 +57,7 @@ def backtrack(
     for item in variants:
         variant = dict(item)
         try:
-            with as_current(state_of(session).tools):
+            with as_current(state_of(session).root.tools):
                 result = run_if_awaitable(strategy(session, **variant))
             if accept(result):
                 outcome.variant, outcome.result = variant, result

@@ -32,7 +32,8 @@ from agent_checkpoint.session.explore.outcome import Outcome
 from agent_checkpoint.session.explore.payload import encode_payload
 from agent_checkpoint.session.explore.trial_run import Strategy
 from agent_checkpoint.session.explore.worker import Job, run_in_worker
-from agent_checkpoint.session.session import Session, state_of
+from agent_checkpoint.session.session import Session
+from agent_checkpoint.session.subagent import state_of
 from agent_checkpoint.session.task_progress import show_progress
 from agent_checkpoint.session.tools.call_arguments import describe_error
 from agent_checkpoint.workspace.fork.drivers import ForkPaths, end_fork, this_process
@@ -274,7 +275,7 @@ class _WorkerTrials:
         """Return the job of a trial for a worker. Raises InvalidInputError, WorkspaceError."""
         forking, state = self._forking, self._forking.state
         redactor = state.manager.policy.redactor
-        agent = forking.new_agent or state.agent
+        agent = forking.new_agent or state.root.agent
         view = None
         if self._stage is not None:
             self._places[trial.key], view = self._stage.fork()
@@ -284,7 +285,7 @@ class _WorkerTrials:
             "key": trial.key,
             "point": forking.checkpoint.id,
             "every": state.every,
-            "provider": state.provider,
+            "provider": state.root.provider,
             "prices": {name: dict(price) for name, price in state.prices.items()},
             "effects": forking.effects,
             "makes_agent": forking.new_agent is not None,

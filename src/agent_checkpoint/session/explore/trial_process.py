@@ -49,7 +49,8 @@ def _run(spec: dict[str, Any], private: Path, began: float) -> dict[str, Any]:
     from agent_checkpoint.manager.manager import CheckpointManager
     from agent_checkpoint.session.explore.payload import decode_payload
     from agent_checkpoint.session.explore.trial_run import run_strategy
-    from agent_checkpoint.session.session import open_branch, state_of
+    from agent_checkpoint.session.session import open_branch
+    from agent_checkpoint.session.subagent import state_of
     from agent_checkpoint.workspace.workspace import Workspace, open_in_namespace
 
     content = decode_payload((private / PAYLOAD).read_bytes())

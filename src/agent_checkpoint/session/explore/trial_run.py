@@ -12,7 +12,8 @@ from agent_checkpoint.errors import CheckpointError, InvalidInputError, Suspende
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.session.branch.trial import SCORE
 from agent_checkpoint.session.current_session import as_current
-from agent_checkpoint.session.session import Session, state_of
+from agent_checkpoint.session.session import Session
+from agent_checkpoint.session.subagent import state_of
 from agent_checkpoint.session.tools.call_arguments import describe_error
 from agent_checkpoint.session.tools.invoke import run_if_awaitable
 
@@ -31,7 +32,7 @@ def run_strategy(branch: Session, strategy: Strategy, variant: Mapping[str, Any]
     began, calls, used = time.monotonic(), len(branch.calls), _reported(branch.agent)
     outcome: dict[str, Any] = {"metrics": {}, "error": None}
     try:
-        with as_current(state_of(branch).tools):
+        with as_current(state_of(branch).root.tools):
             result = run_if_awaitable(strategy(branch, **variant))
         spent = {
             name: value - used.get(name, 0.0) for name, value in _reported(branch.agent).items()

@@ -16,6 +16,7 @@ from typing import Any
 
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
+from agent_checkpoint.session.agent_scope import AgentScope
 from agent_checkpoint.session.current_session import current_task
 from agent_checkpoint.session.loop.request_prefix import compare, json_text
 from agent_checkpoint.session.loop.usage import cost_of, tokens_in
@@ -34,8 +35,9 @@ _STREAM = (
 class ModelCalls:
     """Makes and records the model calls of one agent."""
 
-    def __init__(self, state: SessionState) -> None:
+    def __init__(self, state: SessionState, scope: AgentScope) -> None:
         self._state = state
+        self._scope = scope
         self._last: tuple[tuple[int, float], dict[str, Any]] | None = None
         """The last row, by number and time, and its whole request."""
 
@@ -65,7 +67,7 @@ class ModelCalls:
         Raises:
             NotFoundError: there is no such row.
         """
-        rows = self._state.model_calls
+        rows = self._scope.model_calls
         if not -len(rows) <= index < len(rows):
             raise NotFoundError(f"There is no model call {index}; {len(rows)} are recorded.")
         request: dict[str, Any] = {}
@@ -77,6 +79,7 @@ class ModelCalls:
     def _recorded(self, request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Record a call when it ends, also by an error."""
         self._state.check_open()
+        self._scope.check_open()
         sent = _request_json(request)
         row: dict[str, Any] = {}
         began, clock = time.time(), time.monotonic()
@@ -111,13 +114,13 @@ class ModelCalls:
             new, kept = _delta(before or {}, sent)
             row.update(prefix=dict(compare(before, sent)._asdict()), request=new, kept=kept)
             row.update(outcome, ts=began, seconds=round(seconds, 6))
-            task = current_task(state.tools)
-            state.model_calls.append(row if task is None else {**row, "task": task})
-            self._last = (len(state.model_calls), began), sent
+            task = current_task(self._scope.tools)
+            self._scope.model_calls.append(row if task is None else {**row, "task": task})
+            self._last = (len(self._scope.model_calls), began), sent
 
     def _last_request(self) -> dict[str, Any] | None:
         """Return the last request of this history; None before the first."""
-        rows = self._state.model_calls
+        rows = self._scope.model_calls
         if not rows:
             return None
         place = len(rows), rows[-1]["ts"]

@@ -26,6 +26,7 @@ from agent_checkpoint.errors import (
 from agent_checkpoint.manager.async_verbs import run_to_completion
 from agent_checkpoint.options import Provider
 from agent_checkpoint.records import short_repr
+from agent_checkpoint.session.agent_scope import AgentScope
 from agent_checkpoint.session.current_session import as_current, is_nested
 from agent_checkpoint.session.effects.effect_context import ToolCall
 from agent_checkpoint.session.loop.toolbox import BoundTool, Tools, toolbox
@@ -99,13 +100,13 @@ class _Run:
 class _Schedule:
     """The order of parallel calls, and when to save between them."""
 
-    def __init__(self, calls: list[_Call], state: SessionState, runner: ToolRunner) -> None:
+    def __init__(self, calls: list[_Call], scope: AgentScope, runner: ToolRunner) -> None:
         self.asked = [call for call in calls if call.is_asked]
         """The calls that wait for a person, who is asked before other calls run: the session is
         saved with the question."""
         self._others = [call for call in calls if not call.is_asked]
-        self._state, self._runner = state, runner
-        self._saved = state.finished_calls
+        self._scope, self._runner = scope, runner
+        self._saved = scope.finished_calls
 
     @property
     def has_more(self) -> bool:
@@ -121,18 +122,17 @@ class _Schedule:
         """Return whether to save now, while these calls are running."""
         if any(call.is_local for call in running) or not self._runner.is_due(self._saved):
             return False
-        self._saved = self._state.finished_calls
+        self._saved = self._scope.finished_calls
         return True
 
 
 class ToolCalls:
     """Runs the tool calls of the messages of one agent."""
 
-    def __init__(self, state: SessionState, runner: ToolRunner, *, agent_name: str = "") -> None:
-        """Run calls in a session; a sub-agent has another name than its session's agent."""
+    def __init__(self, state: SessionState, runner: ToolRunner, scope: AgentScope) -> None:
         self._state = state
         self._runner = runner
-        self._agent_name = agent_name
+        self._scope = scope
         self._is_running = False
         self._last_message: Any = None
         self._unfinished: set[str] = set()
@@ -180,27 +180,27 @@ class ToolCalls:
                 "run_tools is already running in this session. A tool with a loop of its own needs "
                 "a session of its own."
             )
-        self._is_running, self._state.is_interrupted = True, False
+        self._is_running, self._scope.is_interrupted = True, False
         try:
             with as_current(self._runner):
                 yield
         except BaseException as error:
             is_stopped = not isinstance(error, (Exception, Suspended))
-            self._state.is_interrupted = is_stopped and bool(self._unfinished)
+            self._scope.is_interrupted = is_stopped and bool(self._unfinished)
             raise
         finally:
             self._is_running = False
 
     def _begin(self, message: Any, tools: Tools, provider: Provider | None) -> _Run:
         """Append the message if it is new, and find the calls to make."""
-        name = provider or self._state.provider
+        name = provider or self._scope.provider
         if name is None:
             raise InvalidInputError(
                 'run_tools needs a provider, such as provider="anthropic", here or in Session(…).'
             )
         dialect, known = dialect_for(name), toolbox(tools)
         is_new = self._append(message, dialect)
-        turn = LastTurn(self._state.messages, dialect)
+        turn = LastTurn(self._scope.messages, dialect)
         open_calls = turn.open_calls
         batch, is_new_batch = self._open_batch(turn.calls if open_calls else [], is_new)
         numbered = zip(batch.ids, turn.calls)
@@ -220,7 +220,7 @@ class ToolCalls:
 
     def _append(self, message: Any, dialect: Dialect) -> bool:
         """Append a message of the model unless the conversation ends with it."""
-        messages = self._state.messages
+        messages = self._scope.messages
         is_same, self._last_message = message is self._last_message, message
         reply = [] if message is messages else dialect.reply(message)
         turn = LastTurn(messages, dialect)
@@ -273,7 +273,7 @@ class ToolCalls:
             (block, answer_for(run.outcomes[call_id])) for call_id, block in run.calls.items()
         ]
         messages = run.turn.result_messages(answers)
-        self._state.messages.extend(messages)
+        self._scope.messages.extend(messages)
         self._set_batch(None)
         return messages
 
@@ -347,7 +347,7 @@ class ToolCalls:
         with block_forks():
             from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
-        left = _Schedule(run.to_make, self._state, self._runner)
+        left = _Schedule(run.to_make, self._scope, self._runner)
         for call in left.asked:
             self._run_one(run, call)
         running: dict[Future[None], _Call] = {}
@@ -367,7 +367,7 @@ class ToolCalls:
         with block_forks():
             import asyncio
 
-        left = _Schedule(run.to_make, self._state, self._runner)
+        left = _Schedule(run.to_make, self._scope, self._runner)
         for call in left.asked:
             await self._arun_one(run, call)
         running: dict[asyncio.Future[None], _Call] = {}
@@ -413,11 +413,11 @@ class ToolCalls:
 
     def repair_messages(self) -> None:
         """Repair the conversation, but for calls at its end, which `run_tools` runs."""
-        if self._state.provider is None:
+        if self._scope.provider is None:
             return
-        messages = self._state.messages
+        messages = self._scope.messages
         try:
-            repaired = repair(messages, provider=self._state.provider, session=self, keep_open=True)
+            repaired = repair(messages, provider=self._scope.provider, session=self, keep_open=True)
         except InvalidInputError as error:
             self._state.add_notice(f"The conversation was not checked: {error}")
             return
@@ -436,7 +436,7 @@ class ToolCalls:
         Raises StorageError.
         """
         self._unfinished.clear()
-        self._state.is_interrupted = False
+        self._scope.is_interrupted = False
         self.repair_messages()
 
     def _recorded(self, row: Mapping[str, Any]) -> CallOutcome:
@@ -468,7 +468,7 @@ class ToolCalls:
         found = [
             effect
             for effect in self._state.ledger.all_effects()
-            if effect.call_id == call_id
+            if (effect.call_id, effect.subagent or "") == (call_id, self._scope.path)
             and effect.seq > batch.ledger
             and self._state.effects.is_ours(effect)
         ]
@@ -487,22 +487,22 @@ class ToolCalls:
         digest = hashlib.sha256(json.dumps(sources, default=str).encode()).hexdigest()[:32]
         if known is not None and known.digest == digest and not is_new:
             return known, False
-        batch = _Batch(len(state.calls), state.ledger.seq, digest, ids)
+        batch = _Batch(len(self._scope.calls), state.ledger.seq, digest, ids)
         self._set_batch(batch if calls else None)
         return batch, True
 
     def _batch(self) -> _Batch | None:
         rows = self._state.record.batches
-        return next((_Batch(*row[1:]) for row in rows if row[0] == self._agent_name), None)
+        return next((_Batch(*row[1:]) for row in rows if row[0] == self._scope.path), None)
 
     def _set_batch(self, batch: _Batch | None) -> None:
         record = self._state.record
-        others = [row for row in record.batches if row[0] != self._agent_name]
-        record.batches = others if batch is None else [*others, [self._agent_name, *batch]]
+        others = [row for row in record.batches if row[0] != self._scope.path]
+        record.batches = others if batch is None else [*others, [self._scope.path, *batch]]
 
     def _rows(self, batch: _Batch) -> dict[str, Mapping[str, Any]]:
         """Return the rows of the batch's calls that have ended, by call id."""
-        rows = self._state.calls[batch.first_call :]
+        rows = self._scope.calls[batch.first_call :]
         return {row["call_id"]: row for row in rows if "call_id" in row}
 
 

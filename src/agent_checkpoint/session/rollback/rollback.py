@@ -27,6 +27,14 @@ from agent_checkpoint.errors import (
 from agent_checkpoint.manager.checkpoint_parts import restore_parts
 from agent_checkpoint.options import RollbackEffects
 from agent_checkpoint.records import Checkpoint, Draft, Kind, draft_from, short_repr
+from agent_checkpoint.session.agent_scope import (
+    MODEL_CALLS,
+    SUBAGENTS,
+    is_within,
+    path_of_place,
+    qualified_part,
+    split_part,
+)
 from agent_checkpoint.session.effects.approvals import void_requests
 from agent_checkpoint.session.rollback.rollback_report import (
     RollbackReport,
@@ -41,7 +49,7 @@ from agent_checkpoint.session.session_record import (
     is_foreign,
     read_session_record,
 )
-from agent_checkpoint.session.session_state import MODEL_CALLS, SessionState
+from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.session.tools.call_arguments import describe_error
 from agent_checkpoint.session.workspace_part import without_paths
 from agent_checkpoint.store.ledger.ledger_state import UNDONE, Effect
@@ -90,8 +98,8 @@ class Rollback:
         self._voids = voids
         self._store = state.manager.store
         self._target_record = self._read_target_record()
-        self._names = _selected_parts(target, parts)
         self._all_parts = parts is None
+        self._names, self._subagents = _selected_parts(target, parts)
         state.ledger.refresh()
         self.report = RollbackReport(
             target.id, self._names, foreign=is_foreign(self._store, target)
@@ -122,12 +130,19 @@ class Rollback:
         """Whether state is rolled back too, so that it no longer contains later effects."""
         return self._all_parts or any(name != FILES for name in self._names)
 
+    def _concerns(self, path: str) -> bool:
+        """Return whether state of an agent is rolled back: the session's own, or a sub-agent."""
+        if self._all_parts or any(is_within(path, outer) for outer in self._subagents):
+            return True
+        return any(split_part(name)[0] == path for name in self._names if name != FILES)
+
     def _effects_since(self) -> Iterator[Effect]:
         """Iterate over the remaining effects that the target's state does not contain."""
         state, target_record = self._state, self._target_record
         learned = {*target_record.standing, *target_record.under_way} - set(state.record.standing)
         for effect in state.effects.since(0):
-            if not target_record.knows(effect.session, effect.seq) or effect.id in learned:
+            is_new = not target_record.knows(effect.session, effect.seq) or effect.id in learned
+            if is_new and self._concerns(effect.subagent or ""):
                 yield effect
 
     def _compensated_since(self) -> list[Effect]:
@@ -148,7 +163,9 @@ class Rollback:
         return [
             effect
             for effect in still_compensated(state.ledger, candidates)
-            if effect.seq <= target_record.ledger and state.effects.is_ours(effect)
+            if effect.seq <= target_record.ledger
+            and state.effects.is_ours(effect)
+            and self._concerns(effect.subagent or "")
         ]
 
     def preview(self) -> RollbackReport:
@@ -178,7 +195,7 @@ class Rollback:
             CheckpointError: a part cannot be restored; all parts are unchanged.
         """
         state, report = self._state, self.report
-        state.check_idle("roll back")
+        state.check_idle("roll back", self._concerns, files=FILES in self._names)
         if self._rewinds_state and policy != "warn" and report.blocking:
             raise refusal(report)
         if only_if is not None:
@@ -265,8 +282,6 @@ class Rollback:
             safety,
             Decision(parents, lambda _: state.writer.write(self._draft(new_record), parents)),
         )
-        if self._all_parts and MODEL_CALLS not in self._target.parts:
-            state.model_calls.truncate(0)  # the target is older than the first call
         self._complete(new_record)
 
     def _complete(self, record: SessionRecord) -> None:
@@ -274,12 +289,18 @@ class Rollback:
         state = self._state
         record.keep_unseen = None
         state.record.become(record)
+        state.follow_head()
         self.finish(state.writer.head)
         self.report.id = state.writer.head_id
         effects = state.ledger.state.effects
         self.report.notices = self._notices(effects[name] for name in record.standing)
-        state.counted_model_calls = len(state.model_calls)
-        state.after_restore()
+        for scope in filter(lambda scope: self._concerns(scope.path), state.scopes()):
+            name = qualified_part(scope.path, MODEL_CALLS)
+            if self._is_whole(scope.path) and name not in self._target.parts:
+                scope.model_calls.truncate(0)  # the target is older than the first call
+            scope.counted_model_calls = len(scope.model_calls)
+            if not scope.is_lost:
+                scope.after_restore()
 
     def _abort(self, safety: Checkpoint, error: BaseException) -> None:
         """Return the session to the safety checkpoint, so that no change is half-applied."""
@@ -298,28 +319,45 @@ class Rollback:
     def _next_record(self, standing: list[str]) -> SessionRecord:
         """Return the session record after the rollback: the target's, with the current lineage."""
         current, target_record = self._state.record, self._target_record
-        kept = [] if self._all_parts else current.standing
-        known = dict.fromkeys([*target_record.standing, *kept, *standing])
         effects = self._state.ledger.state.effects
+
+        def concerns(name: str) -> bool:
+            return name in effects and self._concerns(effects[name].subagent or "")
+
+        kept = [] if self._all_parts else current.standing
+        known = dict.fromkeys([*filter(concerns, target_record.standing), *kept, *standing])
         still = [name for name in known if name in effects and effects[name].stands]
-        rewinds = self._rewinds_state
+        gone = [name for name in current.gone if not concerns(name)]
+        rewinds, head = self._rewinds_state, self._state.writer.head
+        # The state of other agents reflects the ledger as before.
+        is_whole = self._all_parts or not any(map(self._is_of_others, head.parts if head else ()))
         return replace(
             current,
-            ledger=target_record.ledger if rewinds else current.ledger,
-            counts=(target_record if rewinds else current).counts.copy(),
+            ledger=target_record.ledger if rewinds and is_whole else current.ledger,
+            counts=current.counts.replaced(
+                target_record.counts, lambda place: rewinds and self._concerns(path_of_place(place))
+            ),
             standing=still if rewinds else list(current.standing),
-            gone=[effect.id for effect in self.report.gone] if rewinds else current.gone,
+            gone=[*gone, *(effect.id for effect in self.report.gone)] if rewinds else current.gone,
             pending=[] if self._voids else list(current.pending),
-            under_way=[],
-            batches=list((target_record if rewinds else current).batches),
-            in_flight=[],
+            under_way=[] if self._all_parts else list(current.under_way),
+            batches=[
+                *(row for row in current.batches if not (rewinds and self._concerns(row[0]))),
+                *(row for row in target_record.batches if rewinds and self._concerns(row[0])),
+            ],
+            in_flight=[] if self._all_parts else list(current.in_flight),
             drift=[],
             keep_unseen=self._keep_unseen or None,
         )
 
     def _draft(self, record: SessionRecord) -> Draft:
         head = self._state.writer.head
-        kept: dict[str, Any] = {} if head is None or self._all_parts else dict(head.parts)
+        before = {} if head is None or self._all_parts else head.parts
+        kept = {
+            name: tree
+            for name, tree in before.items()
+            if name in self._target.parts or not self._removes(name)
+        }
         chosen = {name: self._target.parts[name] for name in self._names}
         parts: dict[str, Any] = {
             name: ReusedPart(tree) for name, tree in {**kept, **chosen}.items()
@@ -327,6 +365,19 @@ class Rollback:
         parts[SESSION_PART] = record.dump()
         kind = Kind.ROLLBACK if self._all_parts else Kind.RESTORE
         return Draft(self._state.key, parts, kind=kind, label=self._label or self._target.label)
+
+    def _is_whole(self, path: str) -> bool:
+        """Return whether all parts of an agent are rolled back."""
+        return self._all_parts or any(is_within(path, outer) for outer in self._subagents)
+
+    def _removes(self, name: str) -> bool:
+        """Return whether to remove a part of the head that the target does not have."""
+        path = split_part(name)[0]
+        return bool(path) and any(is_within(path, outer) for outer in self._subagents)
+
+    def _is_of_others(self, name: str) -> bool:
+        path = split_part(name)[0]
+        return bool(path) and not self._concerns(path)
 
     def _parents(self, safety: Checkpoint) -> tuple[str, ...]:
         return (self._target.id,) if self._all_parts else (safety.id, self._target.id)
@@ -341,7 +392,7 @@ class Rollback:
 
     def _restore_parts(self, safety: Checkpoint, decision: Decision | None) -> None:
         state, target = self._state, self._target
-        live = {**state.live_parts(), MODEL_CALLS: state.model_calls}
+        live = state.live_parts(every=True)
         targets = {name: live[name] for name in self._names if name in live}
         if FILES in targets:  # first: most likely to fail
             targets = {FILES: targets.pop(FILES), **targets}
@@ -377,7 +428,7 @@ class Rollback:
                 files.workspace.restore(tree)
 
     def _revert_objects(self, safety: Checkpoint) -> None:
-        live = {**self._state.live_parts(), MODEL_CALLS: self._state.model_calls}
+        live = self._state.live_parts(every=True)
         chosen = [name for name in self._names if name in live and name != FILES]
         targets = {name: live[name] for name in chosen if name in safety.parts}
         restore_parts(safety.parts, targets, reader=self._store.reader(safety))
@@ -396,13 +447,22 @@ class Rollback:
             self._state.ledger.append("finished", checkpoint=checkpoint.id)
 
 
-def _selected_parts(target: Checkpoint, parts: Iterable[str] | None) -> list[str]:
+def _selected_parts(target: Checkpoint, parts: Iterable[str] | None) -> tuple[list[str], list[str]]:
+    """Return the names of the parts to roll back, and the paths of whole sub-agents among them.
+
+    `subagents/NAME` selects all parts of a sub-agent and of its own sub-agents.
+    """
     available = [name for name in target.parts if name != SESSION_PART]
     if parts is None:
-        return available
+        return available, []
     if isinstance(parts, str):
         raise InvalidInputError(f"parts must be a list of names, such as [{parts!r}].")
-    names = list(dict.fromkeys(parts))
+    names, paths = [], []
+    for name in dict.fromkeys(parts):
+        inside = [item for item in available if item.startswith(f"{name}/")]
+        is_subagent = name not in available and name.startswith(SUBAGENTS) and bool(inside)
+        names += inside if is_subagent else [name]
+        paths += [name[len(SUBAGENTS) :]] if is_subagent else []
     missing = [name for name in names if name not in available]
     if not names:
         raise InvalidInputError(
@@ -413,4 +473,4 @@ def _selected_parts(target: Checkpoint, parts: Iterable[str] | None) -> list[str
             f"The checkpoint {target.id} has no part {', '.join(map(short_repr, missing))}; it has "
             f"{', '.join(available)}."
         )
-    return names
+    return list(dict.fromkeys(names)), paths

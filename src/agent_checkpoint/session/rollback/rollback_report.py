@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.errors import Hint, RollbackRefusedError
+from agent_checkpoint.session.agent_scope import part_groups
 from agent_checkpoint.session.tools.effect_kinds import behaviour_of
 from agent_checkpoint.session.tools.tool import registered_tool
 from agent_checkpoint.store.ledger.ledger import Ledger
@@ -108,7 +109,7 @@ class RollbackReport:
         verbs = (
             ("adopted", "would adopt") if self.adopts else ("rolled back to", "would roll back to")
         )
-        parts = ", ".join(self.parts) or "no changed parts"
+        parts = ", ".join(part_groups(self.parts)) or "no changed parts"
         lines = [f"The session {verbs[0 if self.id else 1]} {self.target}: {parts}."]
         lists: list[tuple[str, Iterable[Any]]] = [
             ("Irreversible external side effects:", self.irreversible),

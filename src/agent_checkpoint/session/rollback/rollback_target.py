@@ -15,7 +15,7 @@ from agent_checkpoint.records import (
     same_json,
     short_repr,
 )
-from agent_checkpoint.session.session_record import SESSION_PART
+from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
 from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.store.lookup import find, walk
 from agent_checkpoint.store.store import Store
@@ -48,13 +48,21 @@ def find_target(state: SessionState, to: str | None, steps: int) -> Checkpoint:
         raise InvalidInputError(f"steps must be a number of checkpoints, not {short_repr(steps)}.")
     past = walk(store, state.key)
     head = next(past, None)  # the head counts, whatever its kind
-    candidates = chain([head], (item for item in past if item.kind != Kind.IN_FLIGHT))
+    candidates = chain([head], (item for item in past if not _is_in_flight(store, item)))
     found = next(islice(_distinct_steps(store, candidates), steps, None), None)
     if found is None:
         raise NotFoundError(
             f"The session {short_repr(state.key)} has no checkpoint {steps} steps back."
         )
     return found
+
+
+def _is_in_flight(store: Store, checkpoint: Checkpoint) -> bool:
+    """Return whether tools were running, also beside the restart of a sub-agent's task."""
+    if checkpoint.kind != Kind.RESTORE:
+        return checkpoint.kind == Kind.IN_FLIGHT
+    record = read_session_record(store, checkpoint)
+    return record is not None and bool(record.in_flight)
 
 
 def _distinct_steps(store: Store, checkpoints: Iterable[Checkpoint | None]) -> Iterator[Checkpoint]:

@@ -80,6 +80,8 @@ class Effect(_Call):
     """The part of the session whose method the tool is; None if the tool is not a method."""
     call_id: str | None = None
     """The id of the call in the model's message, if the session ran it from there."""
+    subagent: str | None = None
+    """The path of the sub-agent that made the call; None for the session's own agent."""
     is_late: bool = False
     """Whether `committed` was recorded after the effect had been recorded as failed."""
 
@@ -105,6 +107,7 @@ class ApprovalRequest(_Call):
     """The reason why the request was denied, is void, or is unreadable."""
     part: str | None = None
     call_id: str | None = None
+    subagent: str | None = None
     answer_seq: int = 0
     """The number of the record with the answer; another answer has another number."""
 
@@ -320,7 +323,7 @@ _PURGED = "its arguments were purged"
 def _call(seq: int, record: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that `Effect` and `ApprovalRequest` have in common."""
     texts = ("session", "tool", "module", "identity", "digest", "at", "words")
-    names = (*texts, "task", "part", "call_id")
+    names = (*texts, "task", "part", "call_id", "subagent")
     members = {name: record.get(name) for name in names}
     return {**members, "seq": seq, "ts": record["ts_ns"] / 1e9, "parts": dict(record["parts"])}
 

@@ -10,7 +10,9 @@ from starlette.responses import Response
 
 from agent_checkpoint.errors import NotFoundError
 from agent_checkpoint.records import Checkpoint, short_repr
+from agent_checkpoint.session.agent_scope import split_part
 from agent_checkpoint.session.session_record import SESSION_PART
+from agent_checkpoint.session.subagent_list import list_subagents
 from agent_checkpoint.web.pages import file_view
 from agent_checkpoint.web.pages.conversation import CALLS, MESSAGES, TASKS, page_of, tasks
 from agent_checkpoint.web.rendering import (
@@ -54,6 +56,7 @@ def checkpoint_page(site: Site, request: Request) -> Response:
         checkpoint=checkpoint,
         key=checkpoint.key,
         names=names,
+        subagents=list_subagents(site.store, checkpoint)[:_MAX_PARTS],
         part=part,
         parents=checkpoint.parents[:_MAX_CHILDREN],
         children=_children(site, checkpoint, summaries),
@@ -95,12 +98,13 @@ def _part(site: Site, checkpoint: Checkpoint, part: str, params: dict[str, str])
         return _files(site, checkpoint, params)
     end = int_param(params, "end", -1)
     last = None if end < 0 else end
-    if part == TASKS:
+    kind = split_part(part)[1]
+    if kind == TASKS:
         rows = tasks(reader, tree)
         if rows:
             return {"kind": TASKS, "tasks": rows}
-    if part in (MESSAGES, CALLS) and reader.shape(tree).kind == LIST:
-        return {"kind": part, "page": page_of(part, reader, tree, last)}
+    if kind in (MESSAGES, CALLS) and reader.shape(tree).kind == LIST:
+        return {"kind": kind, "page": page_of(kind, reader, tree, last)}
     return {"kind": "state", "node": _outlined(site, checkpoint, part, params)}
 
 
@@ -150,7 +154,8 @@ def _trail(path: str) -> list[tuple[str, str]]:
 
 def _names(checkpoint: Checkpoint) -> list[str]:
     first = [name for name in _ORDER if name in checkpoint.parts]
-    rest = [name for name in checkpoint.parts if name not in _ORDER and name != SESSION_PART]
+    own = [name for name in checkpoint.parts if not split_part(name)[0]]
+    rest = [name for name in own if name not in _ORDER and name != SESSION_PART]
     last = [SESSION_PART] if SESSION_PART in checkpoint.parts else []
     return [*first, *rest, *last][:_MAX_PARTS]
 

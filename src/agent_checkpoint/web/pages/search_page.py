@@ -16,8 +16,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from agent_checkpoint.errors import UNUSABLE, CheckpointError
-from agent_checkpoint.present.state_json import LOGS
+from agent_checkpoint.present.state_json import logs_in
 from agent_checkpoint.records import Checkpoint
+from agent_checkpoint.session.agent_scope import split_part
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.web.page_text import link, single_line
@@ -98,9 +99,8 @@ class Search:
         yield {"end": end, "looked": number, "found": found}
 
     def _in(self, checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
-        for part in LOGS:
-            if part in checkpoint.parts:
-                yield from self._in_log(checkpoint, part)
+        for part in logs_in(checkpoint.parts):
+            yield from self._in_log(checkpoint, part)
         tree = tree_in(self._store, checkpoint) if FILES in checkpoint.parts else None
         if tree is not None:
             yield from self._in_files(checkpoint, tree)
@@ -118,7 +118,7 @@ class Search:
 
     def _read(self, part: str, item: Any, text: str) -> tuple[str, str]:
         """Return the matching text of a message, with its role or tool."""
-        texts = pieces(part, self._reader, item)
+        texts = pieces(split_part(part)[1], self._reader, item)
         hits = [piece for piece in texts if self._query in piece[1].casefold()]
         return hits[0] if hits else (texts[0][0] if texts else "", text)
 
