@@ -1,6 +1,7 @@
 """Assigning to the attributes of a session works, or is refused at once."""
 
 import threading
+from inspect import getmembers
 from typing import Any
 
 import pytest
@@ -94,7 +95,7 @@ def test_a_message_that_cannot_be_copied_is_refused(memory) -> None:
 
 READ_ONLY = [
     name
-    for name, value in vars(Session).items()
+    for name, value in getmembers(Session)
     if isinstance(value, property) and value.fset is None
 ]
 
