@@ -108,7 +108,7 @@ def kill_and_resume(scratch, tried, every, wanted):
         phase = "begun"
         while phase != "done":
             is_enough = sum(killed.values()) >= wanted
-            delay = chance.uniform(0, seconds * chance.choice((0.3, 0.7, 1.1)))
+            delay = seconds * chance.uniform(0.1, chance.choice((0.4, 0.7, 1.1)))
             phase, _ = run(place, every, None if is_enough else delay)
             killed[phase] += phase != "done"
         assert result_of(place) == expected
