@@ -455,8 +455,9 @@ class Session(SessionAgent):
             note=note,
             policy=self.manager.policy,
         )
-        if happened and effect_id not in state.record.standing:
-            state.record.standing.append(effect_id)  # the state does not contain its result yet
+        with state.writer.lock:
+            if happened and effect_id not in state.record.standing:
+                state.record.standing.append(effect_id)  # the state does not contain its result yet
 
     # -- open and close --------------------------------------------------------------------------
 

@@ -259,7 +259,7 @@ class Tasks:
         row = task._row = self._rows.setdefault(task.id, task._row)
         self._begun.add(row.id)
         if row.id not in self._continuing:  # a continued task does not repeat its calls
-            self._state.record.counts.reset(self._scope.place(row.id))
+            self._reset_counts(row.id)
         self._continuing.discard(row.id)
         if row.status == FAILED:
             self._earlier_errors[row.id] = row.note
@@ -298,9 +298,13 @@ class Tasks:
         return False
 
     def _finish(self, task: Task) -> None:
-        self._state.record.counts.reset(self._scope.place(task.id))
+        self._reset_counts(task.id)
         self._save(f"task {task.id} {task.status}", full=True)
         self._show_progress(f"{task.id} {task.status}")
+
+    def _reset_counts(self, task: str) -> None:
+        with self._state.writer.lock:
+            self._state.record.counts.reset(self._scope.place(task))
 
     def _save(self, label: str, *, full: bool = False) -> str:
         state = self._state

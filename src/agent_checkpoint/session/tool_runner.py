@@ -298,15 +298,17 @@ class ToolRunner:
             raise ConflictError(
                 f"The approval request {request.id} is {request.status} and cannot be used."
             )
-        state.record.pending = [name for name in state.record.pending if name != request.id]
+        with state.writer.lock:
+            state.record.pending = [name for name in state.record.pending if name != request.id]
         if not is_approved:
             raise denial(request)
         return request
 
     def _suspend(self, call: ToolCall, request_id: str, *, is_new: bool) -> NoReturn:
         state, label = self._state, self._scope.label(f"waits for {request_id}")
-        if request_id not in state.record.pending:
-            state.record.pending.append(request_id)
+        with state.writer.lock:
+            if request_id not in state.record.pending:
+                state.record.pending.append(request_id)
         # State is captured on the thread of the call, which may be another one.
         saved = (
             run_if_awaitable(state.asave(label=label))
@@ -337,9 +339,10 @@ class ToolRunner:
 
     def _mark_known(self, decision: Decision) -> None:
         """Record that the state contains this effect again, after a rollback had dropped it."""
-        standing = self._state.record.standing
-        if decision.effect.id in standing:
-            standing.remove(decision.effect.id)
+        with self._state.writer.lock:  # a sub-agent beside may be rolled back
+            standing = self._state.record.standing
+            if decision.effect.id in standing:
+                standing.remove(decision.effect.id)
 
     def _commit(self, call: ToolCall, result: Any) -> None:
         if call.decision is None:

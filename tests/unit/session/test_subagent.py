@@ -20,6 +20,8 @@ from agent_checkpoint.errors import (
     StorageError,
     Suspended,
 )
+from agent_checkpoint.session.rollback.rollback import Rollback
+from agent_checkpoint.session.tool_runner import ToolRunner
 from agent_checkpoint.store.canonical_json import write_json
 from tests.agents import Agent
 from tests.unit.session.stores import Killed, killed
@@ -504,6 +506,46 @@ def test_the_restart_of_a_task_leaves_siblings_and_their_files(
             assert two.memory == ["whole"]
             assert send("ann") == 2  # a second mail, not the first one again
         assert _sent == ["ann", "ann"]
+
+
+def test_a_replay_beside_the_restart_of_a_task_is_not_forgotten(
+    memory: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The restart replaces the session record: what a sibling changes in it meanwhile stays."""
+    compute, mark = Rollback._next_record, ToolRunner._mark_known
+    at, go_on = threading.Event(), threading.Event()
+
+    def waiting(runner: Any, decision: Any) -> None:
+        at.set()
+        go_on.wait(10)
+        mark(runner, decision)
+
+    def slowly(rollback: Rollback, standing: "list[str]") -> Any:
+        record = compute(rollback, standing)
+        go_on.set()
+        thread.join(0.2)
+        return record
+
+    with Session("job", store=memory) as session:
+        child = session.subagent("other")
+        context = contextvars.copy_context()
+        context.run(child.__enter__)
+        before = session.head
+        context.run(send, "ann")
+        context.run(session.rollback, before, effects="warn")
+        monkeypatch.setattr(ToolRunner, "_mark_known", waiting)
+        monkeypatch.setattr(Rollback, "_next_record", slowly)
+        thread = threading.Thread(target=context.run, args=(send, "ann"))
+        thread.start()
+        at.wait(10)
+        with session.subagent("a") as restarting:
+            for task in restarting.tasks(["one"], retries=1):
+                with task:
+                    if task.attempt == 1:
+                        raise ValueError
+        thread.join()
+        assert session._state.record.standing == []
+        assert _sent == ["ann"]
 
 
 def test_retries_inside_a_tool_of_the_parent(manager: CheckpointManager, files: Path) -> None:
