@@ -496,9 +496,10 @@ class ToolCalls:
         return next((_Batch(*row[1:]) for row in rows if row[0] == self._scope.path), None)
 
     def _set_batch(self, batch: _Batch | None) -> None:
-        record = self._state.record
-        others = [row for row in record.batches if row[0] != self._scope.path]
-        record.batches = others if batch is None else [*others, [self._scope.path, *batch]]
+        record, path = self._state.record, self._scope.path
+        with self._state.writer.lock:
+            others = [row for row in record.batches if row[0] != path]
+            record.batches = others if batch is None else [*others, [path, *batch]]
 
     def _rows(self, batch: _Batch) -> dict[str, Mapping[str, Any]]:
         """Return the rows of the batch's calls that have ended, by call id."""
