@@ -5,6 +5,7 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -157,14 +158,21 @@ def named_in(annotation: "ast.expr | None") -> "set[str]":
     return {node.id for node in nodes if isinstance(node, ast.Name)}
 
 
+def body_of(node: "ast.ClassDef | ast.FunctionDef", defined: "dict[str, list[Any]]") -> "list[Any]":
+    """Return what a class and its base classes define; a function itself."""
+    if not isinstance(node, ast.ClassDef):
+        return [node]
+    bases = [base for name in node.bases for base in defined.get(ast.unparse(name), [])]
+    return [*node.body, *(one for base in bases for one in body_of(base, defined))]
+
+
 def test_the_types_that_public_functions_return_are_public() -> None:
     """So that the functions of a user can be annotated."""
     defined = defined_in_package()
     returned: set[str] = set()
     for name in agent_checkpoint.__all__:
         for node in defined.get(name, []):
-            body = node.body if isinstance(node, ast.ClassDef) else [node]
-            for one in body:
+            for one in body_of(node, defined):
                 is_function = isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))
                 if is_function and not one.name.startswith("_"):
                     returned |= named_in(one.returns)
