@@ -322,6 +322,10 @@ class Tasks:
                 "was removed."
             )
             return
+        with self._state.writer.lock:  # no other agent begins meanwhile
+            self._roll_back(task, target)
+
+    def _roll_back(self, task: str, target: Checkpoint) -> None:
         parts, path = None, self._scope.path
         if path:  # other agents keep their state, and the files that they may have changed
             parts = [SUBAGENTS + path]

@@ -238,7 +238,8 @@ class ToolRunner:
             )
             self._authorize(call)
         call.given = recordable(call.arguments, self._redactor)
-        state.running.append(call)
+        with state.writer.lock:  # not while the session is rolled back
+            state.running.append(call)
 
     def _withdraw(self, call: ToolCall) -> None:
         """Record a call as failed that was authorized and then cancelled before it ran."""

@@ -21,6 +21,7 @@ from agent_checkpoint.errors import (
     Suspended,
 )
 from agent_checkpoint.session.rollback.rollback import Rollback
+from agent_checkpoint.session.tasks import Tasks
 from agent_checkpoint.session.tool_runner import ToolRunner
 from agent_checkpoint.store.canonical_json import write_json
 from tests.agents import Agent
@@ -506,6 +507,36 @@ def test_the_restart_of_a_task_leaves_siblings_and_their_files(
             assert two.memory == ["whole"]
             assert send("ann") == 2  # a second mail, not the first one again
         assert _sent == ["ann", "ann"]
+
+
+def test_a_sibling_that_begins_beside_the_restart_of_a_task_waits(
+    memory: CheckpointManager, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acted, go_on = Tasks._others_acted_since, threading.Event()
+
+    def run() -> None:
+        with session.subagent("other"):
+            go_on.wait(10)
+
+    def slowly(tasks: Tasks, target: Any) -> bool:
+        found = acted(tasks, target)
+        thread.start()
+        thread.join(0.2)
+        return found
+
+    with Session("job", store=memory, workspace=files) as session:
+        thread = threading.Thread(target=run)
+        monkeypatch.setattr(Tasks, "_others_acted_since", slowly)
+        with session.subagent("a") as child:
+            for task in child.tasks(["one"], retries=1):
+                with task:
+                    if task.attempt == 1:
+                        (files / "a").write_text("bad")
+                        raise ValueError
+        go_on.set()
+        thread.join()
+        assert (files / "a").read_text() == "begin"
+        assert session.subagent("other").finished
 
 
 def test_a_replay_beside_the_restart_of_a_task_is_not_forgotten(
