@@ -27,8 +27,9 @@ SECRETS = "secrets"
 
 PLACEHOLDER = re.compile(r"(\[(?:redacted|masked)(?::[a-z-]{1,30})?\])")
 
-_START = r"(?:(?<![A-Za-z0-9_-])|(?<=\\[nrtbf]))"
-"""No character of a token before it; `\n` may be escaped, as in JSON inside a string."""
+_ESCAPE = r"(?<=\\[nrtbf])|(?<=\\x[0-9a-fA-F]{2})|(?<=\\u[0-9a-fA-F]{4})"
+_START = rf"(?:(?<![A-Za-z0-9_-])|{_ESCAPE})"
+"""No character of a token before it; an escape may be, as in JSON or a repr inside a string."""
 
 _NAMES = (
     r"(?:pass(?:word|wd|phrase)|pwd|(?:api|secret|private|signing|encryption)[_-]?key|apikey"
@@ -97,7 +98,7 @@ _PATTERNS = (
     _Pattern(
         "aws-key",
         ("akia", "asia"),
-        re.compile(r"(?<![A-Z0-9])(?:AKIA|ASIA)[A-Z2-7]{16}(?![A-Z0-9])"),
+        re.compile(rf"(?:(?<![A-Z0-9])|{_ESCAPE})(?:AKIA|ASIA)[A-Z2-7]{{16}}(?![A-Z0-9])"),
     ),
     _Pattern("hugging-face-token", ("hf_",), re.compile(rf"{_START}hf_[A-Za-z0-9]{{30,}}")),
     _Pattern("npm-token", ("npm_",), re.compile(rf"{_START}npm_[A-Za-z0-9]{{36,}}")),
@@ -305,7 +306,7 @@ def _looks_secret(value: str, is_quoted: bool) -> bool:
     """Return whether an assigned value is a literal with letters and digits, not code or prose."""
     if len(value) < 8 and not is_quoted:
         return False
-    if _REFERENCE.match(value.rstrip(")]}")) is not None or "(" in value:
+    if _REFERENCE.match(value.rstrip(")]}")) is not None:
         return False
     return any(map(str.isdigit, value)) and any(map(str.isalpha, value))
 

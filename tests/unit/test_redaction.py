@@ -18,7 +18,18 @@ assert BUILT_IN is not None
 @pytest.mark.parametrize("kind", SECRETS)
 @pytest.mark.parametrize(
     "form",
-    ["{}", "see {} there", '{{"a": "{}"}}', "key:\\n{}\\n", "a\n{}\nb", "({})", "<{}>", "'{}',"],
+    [
+        "{}",
+        "see {} there",
+        '{{"a": "{}"}}',
+        "key:\\n{}\\n",
+        "\\u2028{}",
+        "\\x0c{}",
+        "a\n{}\nb",
+        "({})",
+        "<{}>",
+        "'{}',",
+    ],
 )
 def test_each_kind_is_found_wherever_it_stands(kind: str, form: str) -> None:
     assert BUILT_IN is not None

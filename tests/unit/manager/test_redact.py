@@ -99,6 +99,10 @@ def test_agents_labels_and_tags(manager: CheckpointManager) -> None:
     assert agent.memory[0] == inner.memory[0] == agent.memory[2][0]["content"] == TOKEN
 
 
+def test_logs_in_logs(manager: CheckpointManager) -> None:
+    assert through(manager, Log([Log([Log([TOKEN])])]))[0][0][0] == GONE
+
+
 def test_keys_that_become_equal_lose_no_value(manager: CheckpointManager) -> None:
     other = TOKEN[:-1] + "Z"
     assert through(manager, {TOKEN: 1, other: 2, "x": 3}) == {GONE: 1, f"{GONE} (2)": 2, "x": 3}

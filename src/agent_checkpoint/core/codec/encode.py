@@ -120,7 +120,9 @@ class ItemEncoder:
 
     def __call__(self, item: Any) -> JsonValue:
         """Return an item as JSON. Raises PathError."""
-        return Encoder(self.types).value(item, self.depth)
+        # For a log in the item; its pickles were checked when the outer log was captured.
+        policy = self.policy._replace(pickles="allow")
+        return Encoder(self.types, policy=policy).value(item, self.depth)
 
     def redacted(self, item: Any) -> tuple[JsonValue, int]:
         """Return an item as JSON without secrets, and how many were replaced. Raises PathError."""
