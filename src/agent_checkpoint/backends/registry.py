@@ -167,7 +167,8 @@ def open_url(url: str) -> Backend:
     if opener is None:
         raise InvalidInputError(
             f"No backend is registered for {scheme}:// URLs. Built-in schemes are memory://, "
-            "file:// and sqlite://. For other schemes, install the package of the backend."
+            "file://, sqlite:// and postgresql://. For other schemes, install the package of the "
+            "backend."
         )
     return opener(url)
 
@@ -193,6 +194,18 @@ def _open_directory(url: str) -> Backend:
             f"{short_repr(url)} must be {scheme}:///absolute/path, with %3f and %23 for ? and #."
         )
     return open_backend(scheme, unquote(parts.path), **_options(parts.query))
+
+
+def _open_postgres(url: str) -> Backend:
+    try:
+        with block_forks():
+            from agent_checkpoint.backends.postgres import PostgresBackend
+    except ImportError as error:
+        raise InvalidInputError(
+            f"A PostgreSQL store needs the package {error.name or 'psycopg'} with libpq. Run: "
+            "pip install 'agent-checkpoint[postgres]'"
+        ) from error
+    return PostgresBackend(url)
 
 
 def _options(query: str) -> dict[str, Any]:
@@ -234,6 +247,8 @@ _BUILT_IN: dict[str, Callable[[str], Backend]] = {
     "memory": _open_memory,
     "file": _open_directory,
     "sqlite": _open_directory,
+    "postgresql": _open_postgres,
+    "postgres": _open_postgres,
 }
 
 
