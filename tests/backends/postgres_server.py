@@ -119,11 +119,17 @@ class PostgresServer:
             command, lambda: psycopg.connect(self.url()).close(), self.directory / "log"
         )
 
-    def kill(self):
-        """Kill the server and all its processes, as a crash of the machine would."""
+    def kill_and_restart(self):
+        """Kill the server, as a crash would, and start it again."""
         self.process.kill()
         self.process.wait()
-        # A new server starts when the processes of the old one have noticed.
+        deadline = time.monotonic() + LONGEST_WAIT
+        while True:
+            try:
+                return self.start()
+            except AssertionError:  # its other processes have not noticed yet
+                if time.monotonic() > deadline:
+                    raise
 
     def stop(self):
         self.process.send_signal(signal.SIGQUIT)  # at once: nobody needs the data any more

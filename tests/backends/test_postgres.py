@@ -1,6 +1,15 @@
 """The PostgreSQL backend passes the shipped suite on a real server, and what is its own."""
 
+import _thread
+import os
 import re
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -8,11 +17,21 @@ pytest.importorskip("psycopg", reason="needs psycopg: pip install 'agent-checkpo
 
 from hypothesis import settings
 
+from agent_checkpoint import (
+    Checkpointable,
+    CheckpointError,
+    CheckpointManager,
+    FormatError,
+    IntegrityError,
+    InvalidInputError,
+    StorageError,
+)
 from agent_checkpoint.backends.postgres import PostgresBackend
 from agent_checkpoint.testing import BackendMachine, BackendTests
 from agent_checkpoint.testing.concurrency_tests import DeletionTests
 from agent_checkpoint.testing.opener_tests import OpenerTests
 from tests.backends import postgres_server
+from tests.backends.postgres_proxy import Proxy
 from tests.backends.postgres_server import server  # noqa: F401 - a fixture
 
 ID = "ab" * 32
@@ -75,3 +94,637 @@ class PostgresMachine(PostgresHooks, BackendMachine):
 TestPostgresMachine = PostgresMachine.TestCase
 TestPostgresMachine.pytestmark = [pytest.mark.slow]
 TestPostgresMachine.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
+
+
+@pytest.fixture
+def url(server):  # noqa: F811
+    return server.url(server.new_schema())
+
+
+@pytest.fixture
+def backend(url):
+    with closing(PostgresBackend(url)) as backend:
+        yield backend
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# -- the URL and the properties ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
+def test_a_manager_opens_a_url(server, url, scheme):  # noqa: F811
+    class Agent(Checkpointable):
+        def __init__(self, memory):
+            self.memory = memory
+
+    agent, other = Agent(["one" * 9000]), Agent([])
+    with CheckpointManager(url.replace("postgresql", scheme, 1)) as manager:
+        first = manager.save("k", agent)
+        agent.memory.append("two")
+        manager.save("k", agent)
+        with CheckpointManager(manager.store.backend.properties.url) as again:
+            again.load("k", other)
+        assert other.memory == agent.memory
+        manager.delete("k", first)
+        manager.gc()
+        assert manager.verify().ok
+        manager.purge("one" * 9000)
+        assert "one" not in str(manager.state_dict("k"))
+
+
+def test_the_options_of_the_url_and_its_properties():
+    url = (
+        "postgresql://me:pa%40ss@db1:5432,db2/prod?sslmode=require&schema=mine&shared=1"
+        "&password=pa%40ss&compression=zstd"
+    )
+    backend = PostgresBackend(url)
+    public = (
+        "postgresql://me@db1:5432,db2/prod?sslmode=require&schema=mine&shared=1&compression=zstd"
+    )
+    assert backend.properties.url == backend.url == public
+    assert repr(backend) == f"PostgresBackend({public!r})"
+    properties = backend.properties
+    assert (properties.shared, properties.compression) == (True, "zstd")
+    assert (properties.durability, properties.can_scrub) == ("full", True)
+    assert (properties.is_local, properties.path, properties.marker) == (False, None, None)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "postgresql://u:sec%ret@host/db",
+        "postgresql://u:secret@host/db?nonsense=1",
+        "postgresql://u:secret@host:port/db?connect_timeout",
+        "postgresql://u:secret@host/db?schema=a&schema=b",
+        "postgresql://u:secret@host/db?schema=",
+        "postgresql://u:secret@host/db?schema=a;DROP",
+        'postgresql://u:secret@host/db?schema="a"',
+        f"postgresql://u:secret@host/db?schema={'a' * 64}",
+        "postgresql://u:secret@host/db?shared=yes",
+        "postgresql://u:secret@host/db?compression=lzma",
+    ],
+)
+def test_a_malformed_url_is_refused_without_its_password(bad):
+    with pytest.raises(InvalidInputError) as caught:
+        CheckpointManager(bad)
+    assert "secret" not in str(caught.value)
+    assert "sec%ret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+# -- errors --------------------------------------------------------------------------------------
+
+
+def refused(url):
+    with closing(PostgresBackend(url)) as backend, pytest.raises(StorageError) as caught:
+        backend.append("key/a", b"entry")
+    return caught.value
+
+
+def test_a_server_that_cannot_be_reached(server, url):  # noqa: F811
+    error = refused(url.replace(f":{server.port}", f":{postgres_server.free_port()}"))
+    assert error.retryable
+    assert "refused" in str(error)
+
+
+def test_a_database_or_role_that_is_missing(server, url):  # noqa: F811
+    for bad in (url.replace("/postgres?", "/none?"), url.replace("postgres@", "none@")):
+        error = refused(bad)
+        assert not error.retryable
+        assert '"none" does not exist' in str(error)
+
+
+def test_a_wrong_password_is_in_no_message(server, url):  # noqa: F811
+    rules = server.data / "pg_hba.conf"
+    before = rules.read_text()
+    rules.write_text("host all locked 127.0.0.1/32 scram-sha-256\n" + before)
+    server.execute("CREATE ROLE locked LOGIN PASSWORD 'right'")
+    server.execute("SELECT pg_reload_conf()")
+    try:
+        for user in ("locked:WrOnG", "locked"):
+            bad = url.replace("postgres@", f"{user}@")
+            wait_for(lambda bad=bad: "password" in str(refused(bad)))  # when it is reloaded
+            error = refused(bad)
+            assert not error.retryable
+            assert "WrOnG" not in f"{error} {error.__cause__} {error.__cause__!r}"
+    finally:
+        rules.write_text(before)
+        server.execute("SELECT pg_reload_conf()")
+        server.execute("DROP ROLE locked")
+
+
+def test_a_role_without_permissions(server, url):  # noqa: F811
+    server.execute("CREATE ROLE guest LOGIN")
+    guest = url.replace("postgres@", "guest@")
+    schema = re.search("schema=([a-z0-9]+)", url)[1]
+    try:
+        error = refused(guest)  # it may not create the schema
+        assert not error.retryable
+        assert "CREATE on the database" in str(error)
+        with closing(PostgresBackend(url)) as owner:
+            owner.append("key/a", b"entry")
+        assert "permission denied" in str(refused(guest))
+        # The permissions of the how-to page suffice.
+        server.execute(f"GRANT USAGE ON SCHEMA {schema} TO guest")
+        server.execute(
+            f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO guest"
+        )
+        with closing(PostgresBackend(guest)) as backend:
+            assert backend.append("key/a", b"entry", objects={ID: b"x"}) == 2
+            assert backend.append("key/b", b"entry", requires=[ID]) == 1
+            backend.delete_objects([ID])
+            backend.remove("key/a", [1, 2])
+            with pytest.raises(StorageError, match="owner"):
+                backend.scrub()
+    finally:
+        server.execute("DROP OWNED BY guest")
+        server.execute("DROP ROLE guest")
+
+
+def test_a_schema_that_its_owner_made(server, url):  # noqa: F811
+    """Who may create tables in a schema need not be allowed to create schemas."""
+    schema = re.search("schema=([a-z0-9]+)", url)[1]
+    server.execute("CREATE ROLE tenant LOGIN")
+    try:
+        server.execute(f"CREATE SCHEMA {schema} AUTHORIZATION tenant")
+        with closing(PostgresBackend(url.replace("postgres@", "tenant@"))) as backend:
+            assert backend.append("key/a", b"entry") == 1
+            backend.scrub()
+    finally:
+        server.execute("DROP OWNED BY tenant")
+        server.execute("DROP ROLE tenant")
+
+
+def test_a_schema_with_other_tables_is_left_alone(server, url):  # noqa: F811
+    schema = re.search("schema=([a-z0-9]+)", url)[1]
+    server.execute(f"CREATE SCHEMA {schema}")
+    server.execute(f"CREATE TABLE {schema}.objects (mine int)")
+    assert "choose another" in str(refused(url))
+    assert server.execute(f"SELECT to_regclass('{schema}.store')") == [(None,)]
+
+
+def test_a_newer_schema_is_refused(server, backend):  # noqa: F811
+    backend.append("key/a", b"entry")
+    server.execute(f"UPDATE {schema_of(backend)}.store SET version = 9")
+    for opened in (backend, PostgresBackend(backend.url)):
+        for verb in (
+            lambda opened=opened: opened.read("key/a"),
+            lambda opened=opened: opened.append("key/a", b"2"),
+            lambda opened=opened: opened.delete_objects([ID]),
+        ):
+            with pytest.raises(FormatError, match="schema version 9"):
+                verb()
+        opened.close()
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "retryable", "text"),
+    [
+        ("53100", StorageError, False, "Free some space"),
+        ("53200", StorageError, True, "Try again"),
+        ("57014", StorageError, True, "Try again"),
+        ("XX001", IntegrityError, None, "damaged"),
+        ("XX000", StorageError, False, "Cannot use"),
+    ],
+)
+def test_errors_of_the_server_are_typed(server, backend, state, kind, retryable, text):  # noqa: F811
+    backend.append("key/a", b"1")
+    failing(server, schema_of(backend), f"RAISE EXCEPTION 'broken' USING ERRCODE = '{state}';")
+    with pytest.raises(kind, match=text) as caught:
+        backend.append("key/a", b"2")
+    assert getattr(caught.value, "retryable", None) is retryable
+    assert getattr(caught.value, "no_room", None) is (
+        None if retryable is None else state == "53100"
+    )
+    assert caught.value.__cause__.sqlstate == state
+    server.execute(f"DROP TRIGGER fault ON {schema_of(backend)}.entries")
+    assert backend.append("key/a", b"2") == 2
+
+
+def failing(server, schema, body):  # noqa: F811
+    """Run PL/pgSQL at every new entry."""
+    server.execute(
+        f"CREATE FUNCTION {schema}.fault() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$BEGIN {body} RETURN NEW; END$$"
+    )
+    server.execute(
+        f"CREATE TRIGGER fault BEFORE INSERT ON {schema}.entries FOR EACH ROW "
+        f"EXECUTE FUNCTION {schema}.fault()"
+    )
+
+
+@pytest.mark.parametrize("state", ["40001", "40P01"])
+def test_a_transaction_that_the_server_sacrifices_is_repeated(server, backend, state):  # noqa: F811
+    backend.append("key/a", b"1")
+    schema = schema_of(backend)
+    server.execute(f"CREATE SEQUENCE {schema}.tries")
+    failing(
+        server,
+        schema,
+        f"IF nextval('{schema}.tries') < 3 THEN RAISE EXCEPTION 'x' USING ERRCODE = '{state}'; "
+        "END IF;",
+    )
+    assert backend.append("key/a", b"2") == 2
+    assert backend.append("key/a", b"3") == 3
+
+
+# -- settings, schema, identity ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["off", "local", "remote_apply"])
+def test_a_commit_is_durable_whatever_the_role_prefers(server, url, level):  # noqa: F811
+    backend = PostgresBackend(f"{url}&options=-csynchronous_commit%3D{level}")
+    backend.append("key/a", b"1")
+    schema = schema_of(backend)
+    server.execute(f"CREATE TABLE {schema}.seen (level text)")
+    failing(
+        server, schema, f"INSERT INTO {schema}.seen SELECT current_setting('synchronous_commit');"
+    )
+    backend.append("key/a", b"2")
+    assert server.execute(f"SELECT level FROM {schema}.seen") == [
+        (level if level == "remote_apply" else "on",)
+    ]
+    backend.close()
+
+
+def test_a_role_that_prefers_other_transactions(url):
+    options = (
+        "-cdefault_transaction_isolation%3Dserializable%20-cdefault_transaction_read_only%3Don"
+    )
+    with closing(PostgresBackend(f"{url}&options={options}")) as backend:
+        assert backend.append("key/a", b"1", objects={ID: b"x"}) == 1
+        backend.delete_objects(iter([ID]))
+        assert backend.missing_objects([ID]) == {ID}
+
+
+def test_openers_create_one_store(server):  # noqa: F811
+    for _ in range(4):
+        url = server.url(server.new_schema())
+        openers = [PostgresBackend(url) for _ in range(8)]
+        start = threading.Barrier(len(openers))
+
+        def append(opened, start=start):
+            start.wait(60)
+            return opened.append("key/a", b"entry")
+
+        with ThreadPoolExecutor(len(openers)) as pool:
+            assert sorted(pool.map(append, openers)) == list(range(1, 9))
+        for opened in openers:
+            opened.close()
+
+
+def test_reading_makes_nothing(server, backend):  # noqa: F811
+    assert list(backend.streams()) == backend.read("key/a") == list(backend.list_objects()) == []
+    assert backend.get_objects([ID]) == {}
+    backend.remove("key/a", [1])
+    backend.delete_objects([ID])
+    backend.scrub()
+    assert server.execute(f"SELECT to_regnamespace('{schema_of(backend)}')") == [(None,)]
+
+
+VERBS = [
+    lambda backend: backend.read("key/a"),
+    lambda backend: backend.append("key/a", b"2"),
+    lambda backend: backend.put_objects({ID: b"x"}),
+    lambda backend: backend.missing_objects([ID]),
+    lambda backend: backend.remove("key/a", [1]),
+    lambda backend: backend.delete_objects([ID]),
+    lambda backend: list(backend.streams()),
+]
+
+
+@pytest.mark.parametrize("how", ["removed", "new", "copied"])
+def test_a_store_that_is_replaced_while_it_is_open(server, backend, how):  # noqa: F811
+    backend.append("key/a", b"1")
+    assert not backend.is_replaced()
+    schema = schema_of(backend)
+    if how == "copied":  # as by a restored dump: the same rows in other tables
+        server.execute(f"CREATE TABLE {schema}.copy AS SELECT * FROM {schema}.store")
+        server.execute(f"DROP TABLE {schema}.store")
+        server.execute(f"ALTER TABLE {schema}.copy RENAME TO store")
+    else:
+        server.execute(f"DROP SCHEMA {schema} CASCADE")
+    other = PostgresBackend(backend.url)
+    if how == "new":
+        other.append("key/b", b"1")
+    for verb in VERBS:
+        with pytest.raises(StorageError, match="removed or replaced") as caught:
+            verb(backend)
+        assert not caught.value.retryable
+    assert backend.is_replaced()
+    assert list(other.streams()) == {"removed": [], "new": ["key/b"], "copied": ["key/a"]}[how]
+    other.close()
+
+
+def test_scrubbing_erases_deleted_bytes_from_the_tables(server, backend):  # noqa: F811
+    secret = os.urandom(24).hex().encode()
+    backend.append("key/a", b"entry " + secret, objects={ID: secret * 200})
+    backend.append("key/a", b"kept")
+
+    def is_in_files():
+        server.execute("CHECKPOINT")
+        files = [path for path in (server.data / "base").rglob("*") if path.is_file()]
+        return any(secret in path.read_bytes() for path in files)
+
+    assert is_in_files()
+    backend.remove("key/a", [1])
+    backend.delete_objects([ID])
+    assert is_in_files()
+    backend.scrub()
+    assert not is_in_files()
+    assert [entry.data for entry in backend.read("key/a")] == [b"kept"]
+    assert not backend.is_replaced()
+
+
+# -- names ---------------------------------------------------------------------------------------
+
+
+HOSTILE = "x') UNION SELECT id, data FROM objects; DROP TABLE entries; --%s%(a)s\\ \"$$"
+
+
+def test_names_are_bound_parameters(url):
+    with CheckpointManager(url) as manager:
+        for key in (HOSTILE, "a\0b", "../..", "%2e%2e", "\n", "\U0001f9ea", "k" * 1024):
+            cid = manager.save(key, {"x": key})
+            assert manager.state_dict(key) == manager.state_dict(key, checkpoint_id=cid)
+            assert manager.list_keys(prefix=key) == [key]
+            assert [row["id"] for row in manager.history(key)] == [cid]
+            manager.delete(key)
+            assert manager.list_keys() == []
+        for key in ("", "\ud800", "k" * 1025):
+            with pytest.raises(InvalidInputError):
+                manager.save(key, {"x": 1})
+
+
+def test_hostile_arguments_find_nothing(backend):
+    backend.append("key/a", b"entry", objects={ID: b"x"})
+    assert list(backend.streams(HOSTILE)) == list(backend.streams("\ud800")) == []
+    assert backend.read(HOSTILE) == backend.read(f"key/{HOSTILE}") == []
+    assert backend.get_objects([HOSTILE, "'", "%"]) == {}
+    backend.remove(f"key/{HOSTILE}", [1])
+    backend.delete_objects([HOSTILE])
+    with pytest.raises(InvalidInputError, match="bytes"):
+        backend.append("key/" + "n" * 3000, b"entry")
+    assert backend.read("key/a", before=2**70, after=-(2**70), limit=2**70)[0].data == b"entry"
+
+
+# -- processes, threads, interrupts --------------------------------------------------------------
+
+
+def test_a_forked_child_uses_its_own_connections(backend):
+    backend.append("key/a", b"1", objects={ID: b"x"})
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            if backend.append("key/a", b"2") == 2:
+                backend.close()
+                status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert backend.append("key/a", b"3") == 3
+
+
+def test_a_child_forked_within_a_sweep_leaves_the_transaction_of_its_parent(backend):
+    backend.append("key/a", b"1", objects={ID: b"x"})
+
+    def ids():
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if len(backend.read("key/a")) == 1 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert len(backend.read("key/a")) == 1
+        yield ID
+
+    backend.delete_objects(ids())
+    assert backend.missing_objects([ID]) == {ID}
+
+
+def waiting(server, backend):  # noqa: F811
+    """The number of sessions of a store that wait for a lock."""
+    query = (
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s "
+        "AND wait_event_type = 'Lock'"
+    )
+    return server.execute(query, (schema_of(backend),))[0][0]
+
+
+def test_an_interrupt_while_waiting_for_a_lock(server, backend):  # noqa: F811
+    backend.append("key/a", b"1")
+
+    def interrupt():
+        wait_for(lambda: waiting(server, backend) == 1)
+        _thread.interrupt_main()
+
+    other = PostgresBackend(backend.url)
+
+    def ids():
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            backend.append("key/a", b"interrupted")
+        thread.join()
+        yield ID
+
+    other.delete_objects(ids())
+    other.close()
+    assert backend.append("key/a", b"2") == 2
+    assert [entry.data for entry in backend.read("key/a")] == [b"1", b"2"]
+
+
+def test_an_interrupt_in_a_sweep_releases_the_lock(backend):
+    backend.put_objects({ID: b"x"})
+
+    def ids():
+        yield ID
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        backend.delete_objects(ids())
+    assert backend.append("key/a", b"1", requires=[ID]) == 1
+
+
+def test_a_saver_behind_a_sweep_gives_up_and_names_it(backend):
+    hasty = PostgresBackend(backend.url, lock_timeout=0.2)
+    backend.put_objects({ID: b"x"})
+
+    def ids():
+        for verb in (
+            lambda: hasty.append("key/a", b"1"),
+            lambda: hasty.put_objects({ID: b"x"}),
+            lambda: hasty.delete_objects([ID]),
+        ):
+            with pytest.raises(
+                StorageError, match=r"garbage collection held it for 0\.2 s"
+            ) as caught:
+                verb()
+            assert caught.value.retryable
+            assert f"{schema_of(backend)}, server process " in str(caught.value)
+        assert hasty.read("key/a") == []
+        yield ID
+
+    backend.delete_objects(ids())
+    assert hasty.append("key/a", b"1") == 1
+    hasty.close()
+
+
+def test_the_server_ends_a_sweep_that_stalls(backend):
+    """As of a stopped process: savers behind it go on, and it deletes nothing."""
+    stalled = PostgresBackend(backend.url, lock_timeout=0.6)
+    backend.append("key/a", b"1", objects={ID: b"x"})
+
+    def ids():
+        assert backend.append("key/a", b"2", requires=[ID]) == 2  # waits 0.3 s
+        yield ID
+
+    with pytest.raises(StorageError, match="idle-in-transaction timeout") as caught:
+        stalled.delete_objects(ids())
+    assert caught.value.retryable
+    assert "committed is unknown" not in str(caught.value)
+    assert backend.get_objects([ID]) == {ID: b"x"}
+    stalled.close()
+
+
+def test_a_writer_of_the_same_stream_that_stalls_is_waited_for_and_named(server, backend):  # noqa: F811
+    import psycopg
+
+    backend.append("key/a", b"1")
+    hasty = PostgresBackend(backend.url, lock_timeout=0.2)
+    with psycopg.connect(server.url()) as db:
+        db.execute(f"SELECT 1 FROM {schema_of(backend)}.streams FOR UPDATE")
+        with pytest.raises(StorageError, match="Another writer held it") as caught:
+            hasty.append("key/a", b"2")
+        assert caught.value.retryable
+        assert hasty.append("key/b", b"1") == 1
+    assert hasty.append("key/a", b"2") == 2
+    hasty.close()
+
+
+# -- round trips and lost commits ----------------------------------------------------------------
+
+
+@pytest.fixture
+def proxy(server):  # noqa: F811
+    with closing(Proxy(server.port)) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def remote(server, proxy):  # noqa: F811
+    """A backend behind the proxy, already connected, with one entry."""
+    plain = "&sslmode=disable&gssencmode=disable"  # so that the proxy can count messages
+    url = server.url(server.new_schema(), port=proxy.port, more=plain)
+    with closing(PostgresBackend(url)) as backend:
+        backend.append("key/a", b"1", objects={ID: b"x"})
+        yield backend
+
+
+def test_round_trips_do_not_grow_with_history(remote, proxy):
+    objects = {f"{number:064x}": b"%d" % number * 1000 for number in range(50)}
+
+    def trips(call):
+        before = proxy.round_trips
+        call()
+        return proxy.round_trips - before
+
+    for _ in range(2):
+        save = lambda: remote.append("key/a", b"2", objects=objects, requires=[ID])  # noqa: E731
+        assert trips(save) == 2
+        assert trips(lambda: remote.append("key/a", b"3", after=remote_head(remote))) <= 3
+        assert trips(lambda: remote.read("key/a")) == 1
+        assert trips(lambda: remote.get_objects(objects)) == 1
+        assert trips(lambda: remote.put_objects(objects)) == 2
+        for _ in range(30):
+            remote.append("key/a", b"more")
+
+
+def remote_head(backend):
+    return backend.read("key/a", limit=1, newest_first=True)[0].seq
+
+
+@pytest.mark.parametrize("how", ["before", "after", "late"])
+@pytest.mark.parametrize("after", [None, 1])
+@pytest.mark.parametrize("stream", ["key/a", "key/new"])
+def test_a_commit_whose_reply_is_lost(remote, proxy, how, after, stream):
+    """Neither a duplicate nor a hole, and no conflict with itself."""
+    if after is not None and stream == "key/new":
+        after = 0
+    expected = 1 if stream == "key/new" else 2
+    proxy.lose = how
+    assert remote.append(stream, b"mine", after=after, objects={"cd" * 32: b"y"}) == expected
+    assert proxy.lost == 1
+    found = remote.read(stream)
+    assert [entry.data for entry in found if entry.data == b"mine"] == [b"mine"]
+    assert [entry.seq for entry in found] == list(range(1, expected + 1))
+    assert remote.append(stream, b"next") == expected + 1
+
+
+@pytest.mark.parametrize("how", ["before", "after"])
+def test_other_writes_whose_reply_is_lost(remote, proxy, how):
+    proxy.lose = how
+    remote.put_objects({"cd" * 32: b"y"})
+    assert remote.get_objects(["cd" * 32]) == {"cd" * 32: b"y"}
+    proxy.lose = how
+    remote.remove("key/a", [1])
+    assert remote.read("key/a") == []
+    proxy.lose = how
+    with pytest.raises(StorageError, match="Whether it was committed is unknown") as caught:
+        remote.delete_objects([ID])
+    assert caught.value.retryable
+    assert proxy.lost == 3
+
+
+def test_a_commit_that_cannot_be_found_out_about(server, remote, proxy):  # noqa: F811
+    """The entry was stored, and removed by another process before the retry."""
+    other = PostgresBackend(remote.url.replace(f":{proxy.port}", f":{server.port}"))
+    forward = proxy.lose_commit
+
+    def lose(*arguments):
+        forward(*arguments)
+        other.remove("key/a", [2])
+
+    proxy.lose_commit = lose
+    proxy.lose = "after"
+    with pytest.raises(StorageError, match="is unknown") as caught:
+        remote.append("key/a", b"mine")
+    assert caught.value.retryable
+    assert remote.append("key/a", b"next") == 3
+    other.close()
+
+
+def test_the_server_goes_away_in_a_commit_and_stays_away(remote, proxy, monkeypatch):
+    monkeypatch.setattr("agent_checkpoint.backends.postgres_connections._RETRY_SECONDS", 0.3)
+    forward = proxy.lose_commit
+
+    def lose(*arguments):
+        proxy.close()
+        proxy.target = ("127.0.0.1", postgres_server.free_port())
+        forward(*arguments)
+
+    proxy.lose_commit = lose
+    proxy.lose = "after"
+    with pytest.raises(CheckpointError, match="is unknown") as caught:
+        remote.append("key/a", b"mine")
+    assert caught.value.retryable
+
+
+def test_the_example_of_the_how_to_page(url, tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "postgresql.md"
+    source, output = re.findall(r"^```(?:python|text)\n(.*?)^```", page.read_text(), re.M | re.S)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", source],
+        env={**os.environ, "STORE": url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == (output, "")
+    with CheckpointManager(url) as manager:
+        assert manager.list_keys() == ["session_1"]

@@ -100,9 +100,10 @@ class PostgresBackend(Backend):
         rows = _rows(objects)
 
         def work(connection: Connection) -> None:
-            with self._connections.transaction(connection):
+            with self._connections.transaction(connection) as results:
                 self._put(connection, rows)
-            connection.execute("COMMIT")
+                results()
+                connection.execute("COMMIT")
 
         self._connections.write(work)
 
@@ -174,7 +175,13 @@ class PostgresBackend(Backend):
         write, rows = _Write(), _rows(objects)
 
         def work(connection: Connection) -> int:
-            return self._append(connection, write, (stream, name), entry, after, rows, requires)
+            was_certain = write.in_doubt is None
+            try:
+                return self._append(connection, write, (stream, name), entry, after, rows, requires)
+            except psycopg.Error as error:
+                if was_certain and not is_lost(error):
+                    write.in_doubt = None  # the server has rolled back
+                raise
 
         try:
             return self._connections.write(work)
@@ -223,9 +230,10 @@ class PostgresBackend(Backend):
         )
 
         def work(connection: Connection) -> None:
-            with self._connections.transaction(connection):
+            with self._connections.transaction(connection) as results:
                 connection.execute(query, (stream.encode(), doomed))
-            connection.execute("COMMIT")
+                results()
+                connection.execute("COMMIT")
 
         self._connections.write(work)
 
@@ -295,7 +303,7 @@ class PostgresBackend(Backend):
         """Attempt an append. Raises the errors of `append`, and psycopg.Error."""
         streams, entries, name = self._streams, self._entries, (stream[1],)
         of_stream = f"WHERE stream = (SELECT id FROM {streams} WHERE name = %b)"
-        with self._connections.transaction(connection):
+        with self._connections.transaction(connection) as results:
             self._put(connection, rows)
             present = connection.execute(
                 f"SELECT id FROM {self._objects} WHERE id = ANY(%b)",
@@ -319,32 +327,27 @@ class PostgresBackend(Backend):
                 f"SELECT write_id FROM {entries} {of_stream} AND seq = %s",
                 (*name, write.in_doubt),
             )
-        ((number, last),), ((newest,),) = row.fetchall(), newest_row.fetchall()
-        doubtful = write.in_doubt
-        if doubtful is not None and write.is_committed(doubtful, earlier.fetchone(), last):
-            connection.execute("ROLLBACK")
-            return doubtful
-        write.in_doubt = None
-        missing = set(requires) - {found.hex() for (found,) in present.fetchall()}
-        if missing or after not in (None, newest):
-            connection.execute("ROLLBACK")
-            if after is not None:
-                check_newest(stream[0], newest, after)
-            raise MissingObjectsError(missing)
-        seq = int(last) + 1
-        write.in_doubt = seq
-        try:
-            with connection.pipeline():
-                connection.execute(
-                    f"INSERT INTO {entries} (stream, seq, write_id, data) VALUES (%s, %s, %s, %b)",
-                    (number, seq, write.id, entry),
-                )
-                connection.execute(f"UPDATE {streams} SET last = %s WHERE id = %s", (seq, number))
-                connection.execute("COMMIT")
-        except psycopg.Error as error:
-            if not is_lost(error):
-                write.in_doubt = None  # the server has rolled back
-            raise
+            results()
+            ((number, last),), ((newest,),) = row.fetchall(), newest_row.fetchall()
+            doubtful = write.in_doubt
+            if doubtful is not None and write.is_committed(doubtful, earlier.fetchone(), last):
+                connection.execute("ROLLBACK")
+                return doubtful
+            write.in_doubt = None
+            missing = set(requires) - {found.hex() for (found,) in present.fetchall()}
+            if missing or after not in (None, newest):
+                connection.execute("ROLLBACK")
+                if after is not None:
+                    check_newest(stream[0], newest, after)
+                raise MissingObjectsError(missing)
+            seq = int(last) + 1
+            write.in_doubt = seq
+            connection.execute(
+                f"INSERT INTO {entries} (stream, seq, write_id, data) VALUES (%s, %s, %s, %b)",
+                (number, seq, write.id, entry),
+            )
+            connection.execute(f"UPDATE {streams} SET last = %s WHERE id = %s", (seq, number))
+            connection.execute("COMMIT")
         return seq
 
 

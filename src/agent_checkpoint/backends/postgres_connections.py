@@ -1,7 +1,7 @@
 """The connections of the PostgreSQL backend: URL, schema, transactions, retries, errors.
 
 Keeps no state in a session of the server, so that it works behind a transaction-mode pooler:
-settings and locks end with their transaction, and statements are not prepared. design/031 has the
+settings and locks end with their transaction, and statements are not prepared. design/033 has the
 reasons.
 """
 
@@ -201,9 +201,12 @@ class Connections:
             self._check(identity.fetchone())
             return rows.fetchall()
 
-        mine = getattr(self._exclusive, "connection", None)
+        self._after_fork()
+        mine: Connection | None = getattr(self._exclusive, "connection", None)
         try:
-            return self.run(work) if mine is None else work(mine)
+            if mine is None:
+                return self.run(work)
+            return mine.execute(query, values, binary=True).fetchall()
         except psycopg.Error as error:
             raise self.wrapped(error) from error
         except _NoStoreError:
@@ -241,29 +244,34 @@ class Connections:
         except _NoStoreError:
             raise self._removed() from None
 
-    def begin(self, connection: Connection, *, exclusive: bool = False) -> None:
-        """Begin a transaction that excludes those with `exclusive`, or all others.
-
-        Call it in a pipeline, and `check` after it: together one round trip.
-        """
-        shared = "" if exclusive else "_shared"
-        connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
-        connection.execute(_SETTINGS, self._timeouts)
-        connection.execute(f"SELECT pg_advisory_xact_lock{shared}(%s)", (self._lock,))
-
     @contextmanager
-    def transaction(self, connection: Connection) -> Iterator[None]:
+    def transaction(self, connection: Connection) -> Iterator[Callable[[], None]]:
         """Run statements in a pipeline, in a transaction that the caller ends.
+
+        Yields a function to call after the first statements: it waits for their results. The
+        pipeline stays open, because psycopg sends a message after the end of one, at which the
+        server stops the timer for stalled transactions.
 
         Raises:
             psycopg.Error: a statement failed.
             StorageError: the store was replaced.
         """
-        with connection.pipeline():
-            self.begin(connection)
+        with connection.pipeline() as pipeline:
+            self._begin(connection)
             identity = connection.execute(self._identity, binary=True)
-            yield
-        self._check(identity.fetchone())
+
+            def results() -> None:
+                pipeline.sync()
+                self._check(identity.fetchone())
+
+            yield results
+
+    def _begin(self, connection: Connection, *, exclusive: bool = False) -> None:
+        """Begin a transaction that excludes those with `exclusive`, or all others."""
+        shared = "" if exclusive else "_shared"
+        connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+        connection.execute(_SETTINGS, self._timeouts)
+        connection.execute(f"SELECT pg_advisory_xact_lock{shared}(%s)", (self._lock,))
 
     @contextmanager
     def exclusive(self) -> Iterator[Connection]:
@@ -280,10 +288,8 @@ class Connections:
         connection = None
         try:
             connection = self._connect()  # a new one: `ids` cannot be consumed again
-            with connection.pipeline():
-                self.begin(connection, exclusive=True)
-                identity = connection.execute(self._identity, binary=True)
-            self._check(identity.fetchone())
+            self._begin(connection, exclusive=True)
+            self._check(connection.execute(self._identity, binary=True).fetchone())
             self._exclusive.connection = connection
             yield connection
             is_committing = True
@@ -398,10 +404,14 @@ class Connections:
 
     def _create(self, connection: Connection) -> None:
         with connection.pipeline():
-            self.begin(connection, exclusive=True)
+            self._begin(connection, exclusive=True)
+            # Not to_regclass: within a transaction it may answer from a cache, as if another
+            # process had not just created the store.
             found = connection.execute(
-                f"SELECT to_regclass('{self.schema}.store') IS NULL, "
-                f"to_regnamespace('{self.schema}') IS NULL"
+                "SELECT NOT EXISTS (SELECT FROM pg_class WHERE relname = 'store' "
+                "AND relnamespace IN (SELECT oid FROM pg_namespace WHERE nspname = %s)), "
+                "NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = %s)",
+                (self.schema, self.schema),
             )
         is_new, needs_schema = found.fetchone() or (False, False)
         if is_new:

@@ -1,0 +1,84 @@
+"""A TCP proxy in front of PostgreSQL that counts round trips, and loses commits on request."""
+
+import select
+import socket
+import threading
+from contextlib import suppress
+
+LONGEST_WAIT = 30
+COMMIT = b"COMMIT\0"
+SYNC = b"S\0\0\0\4"
+"""The message after which the server replies."""
+
+
+class Proxy:
+    """Forwards connections. `lose` is the fault that befalls the next COMMIT:
+
+    `before`: it does not reach the server. `after`: it does, but the reply is lost.
+    `late`: it reaches the server when the next transaction already waits for the row lock.
+    """
+
+    def __init__(self, port):
+        self.target = ("127.0.0.1", port)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.lose = None
+        self.lost = 0
+        self.round_trips = 0
+        self.locking = threading.Event()  # a transaction asked for a row lock
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                threading.Thread(target=self.forward, args=(client,), daemon=True).start()
+
+    def forward(self, client):
+        with client, suppress(OSError), socket.create_connection(self.target) as server:
+            for side in (client, server):
+                side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            received = b""
+            while True:
+                for source in select.select([client, server], [], [])[0]:
+                    data = source.recv(1 << 20)
+                    if not data:
+                        return
+                    if source is client:
+                        if b"FOR UPDATE" in data:
+                            self.locking.set()
+                        if self.lose and COMMIT in data:
+                            while not (SYNC in data[-10:] or data.endswith(COMMIT)):
+                                data += client.recv(1 << 20)
+                            self.lose_commit(client, server, data)
+                            return
+                        server.sendall(data)
+                    else:
+                        received = self.count(received + data)
+                        client.sendall(data)
+
+    def lose_commit(self, client, server, data):
+        how, self.lose = self.lose, None
+        self.lost += 1
+        if how == "after":
+            server.sendall(data)
+            server.recv(1)  # the commit is done
+        elif how == "late":
+            self.locking.clear()
+            client.shutdown(socket.SHUT_RDWR)
+            assert self.locking.wait(LONGEST_WAIT)
+            server.sendall(data)
+            server.recv(1)
+
+    def count(self, received):
+        """Count the messages ReadyForQuery, each the end of a round trip; return the rest."""
+        while len(received) >= 5:
+            size = 1 + int.from_bytes(received[1:5], "big")
+            if len(received) < size:
+                break
+            self.round_trips += received[:1] == b"Z"
+            received = received[size:]
+        return received
+
+    def close(self):
+        self.listener.close()

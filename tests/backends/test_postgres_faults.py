@@ -1,0 +1,214 @@
+"""PostgreSQL stores under load: many processes, a killed server, garbage collection, a pooler."""
+
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("psycopg", reason="needs psycopg: pip install 'agent-checkpoint[postgres]'")
+
+import psycopg
+
+from agent_checkpoint import CheckpointManager
+from agent_checkpoint.backends.postgres import PostgresBackend
+from agent_checkpoint.testing.concurrency_tests import ConcurrencyTests, DeletionTests
+from agent_checkpoint.testing.opener_tests import OpenerTests
+from tests.backends import postgres_server, test_postgres
+from tests.backends.postgres_server import server  # noqa: F401 - a fixture
+
+LONGEST_WAIT = 300
+
+SAVER = """
+import sys
+from agent_checkpoint import CheckpointManager, StorageError
+url, key, name, count = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+with CheckpointManager(url) as manager:
+    sys.stdin.readline()
+    for number in range(count):
+        state = {"shared": "x" * 3000, "own": f"{name} {number}", "big": [f"{number % 7}" * 2000]}
+        while True:
+            try:
+                print(manager.save(key, state), number, flush=True)
+                break
+            except StorageError as error:
+                if not error.retryable or "unknown" in str(error):
+                    raise
+"""
+
+
+def start(url, key, name, count):
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, "-c", SAVER, url, key, str(name), str(count)],
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+    )
+
+
+def run_savers(url, keys, each, meanwhile=lambda savers: None):
+    """Save from one process a key; check that exactly what was acknowledged is there."""
+    savers = [start(url, key, name, each) for name, key in enumerate(keys)]
+    for saver in savers:
+        saver.stdin.write("go\n")
+        saver.stdin.flush()
+    meanwhile(savers)
+    acknowledged = {}
+    for saver, key in zip(savers, keys):
+        output, errors = saver.communicate(timeout=LONGEST_WAIT)
+        assert saver.returncode == 0, errors
+        ids = [line.split()[0] for line in output.splitlines()]
+        assert len(ids) == each
+        acknowledged.setdefault(key, []).extend(ids)
+    with CheckpointManager(url) as manager:
+        for key, ids in acknowledged.items():
+            stored = [row["id"] for row in manager.history(key)]
+            assert len(stored) == len(set(stored))
+            assert sorted(stored) == sorted(ids)
+            numbers = [int(one.rpartition("-")[2]) for one in stored]
+            assert numbers == list(range(len(ids), 0, -1))  # no hole, no duplicate
+        assert manager.verify().ok
+
+
+@pytest.mark.parametrize(
+    ("processes", "each"), [(3, 8), pytest.param(8, 200, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("how", ["one key", "a key each"])
+def test_processes_save(server, how, processes, each):  # noqa: F811
+    keys = [f"k{number if how == 'a key each' else ''}" for number in range(processes)]
+    run_savers(server.url(server.new_schema()), keys, each)
+
+
+@pytest.mark.slow
+def test_gc_and_deletion_beside_savers(server):  # noqa: F811
+    """Savers reuse objects that a garbage collection is about to delete."""
+    url = server.url(server.new_schema())
+
+    def collect(savers):
+        with CheckpointManager(url) as manager:
+            while any(saver.poll() is None for saver in savers[1:]):
+                manager.save("doomed", {"shared": "x" * 3000, "big": ["3" * 2000]})
+                manager.delete("doomed")
+                manager.gc()
+
+    run_savers(url, ["k", "k", "other"], 60, collect)
+
+
+@pytest.mark.slow
+def test_a_killed_server_loses_nothing_acknowledged():
+    server = postgres_server.started()  # noqa: F811
+    try:
+        url = server.url(server.new_schema())
+        savers = [start(url, "k", name, 150) for name in range(3)]
+        for saver in savers:
+            saver.stdin.write("go\n")
+            saver.stdin.flush()
+        first = [saver.stdout.readline() for saver in savers]
+        for _ in range(3):
+            server.kill_and_restart()
+            time.sleep(0.3)
+        acknowledged = []
+        for saver, line in zip(savers, first):
+            output = saver.stdout.read()  # `communicate` would miss what `readline` buffered
+            _, errors = saver.communicate(timeout=LONGEST_WAIT)
+            assert saver.returncode == 0, errors
+            acknowledged += [one.split()[0] for one in [line, *output.splitlines()]]
+        with CheckpointManager(url) as manager:
+            stored = [row["id"] for row in manager.history("k")]
+            assert sorted(stored) == sorted(acknowledged)
+            assert len(stored) == 3 * 150
+            assert manager.verify().ok
+    finally:
+        server.stop()
+
+
+@pytest.mark.slow
+def test_an_older_server():
+    """The oldest version that was tried, if the machine has it."""
+    older = [version for version in postgres_server.binaries() if version != "18"]
+    server = postgres_server.started(older[-1] if older else "15")  # noqa: F811
+    try:
+        run_savers(server.url(server.new_schema()), ["k", "k"], 10)
+    finally:
+        server.stop()
+
+
+# -- a pooler in transaction mode ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pooler_port(server):  # noqa: F811
+    program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
+    if program is None:
+        pytest.skip("no pgbouncer on this machine: apt-get install pgbouncer")
+    port = postgres_server.free_port()
+    settings = Path(server.directory) / "pgbouncer.ini"
+    settings.write_text(
+        "[databases]\n"
+        # With auth_type = any, the user is set here.
+        f"* = host=127.0.0.1 port={server.port} user=postgres dbname=postgres\n"
+        "[pgbouncer]\n"
+        "listen_addr = 127.0.0.1\n"
+        f"listen_port = {port}\n"
+        "unix_socket_dir =\n"
+        "auth_type = any\n"
+        "pool_mode = transaction\n"
+        "default_pool_size = 12\n"
+    )
+    settings.chmod(0o644)
+    process = postgres_server.start_and_wait(
+        [program, settings],
+        lambda: psycopg.connect(server.url(port=port)).close(),
+        Path(server.directory) / "pgbouncer.log",
+    )
+    yield port
+    process.terminate()
+    process.wait(60)
+
+
+class PoolerHooks(test_postgres.RawRows):
+    port = 0
+
+    def make(self, place):
+        return PostgresBackend(self.server.url(self.server.new_schema(), port=self.port))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def use_server(server):  # noqa: F811
+    PoolerHooks.server = server
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("behind_pooler")
+class TestBehindPooler(PoolerHooks, ConcurrencyTests, DeletionTests, OpenerTests):
+    pass
+
+
+@pytest.fixture
+def behind_pooler(pooler_port):
+    PoolerHooks.port = pooler_port
+
+
+def test_a_pooler_in_transaction_mode(server, pooler_port):  # noqa: F811
+    """Consecutive transactions of a client run in different sessions of the server."""
+    url = server.url(server.new_schema(), port=pooler_port)
+    opened = [PostgresBackend(url) for _ in range(3)]
+    for number in range(1, 31):
+        assert opened[number % 3].append("key/a", b"x", objects={"ab" * 32: b"y"}) == number
+    opened[0].delete_objects(iter(["ab" * 32]))
+    assert opened[1].missing_objects(["ab" * 32]) == {"ab" * 32}
+    assert len(opened[2].read("key/a")) == 30
+    for backend in opened:
+        backend.close()
+    # Nothing is left in the sessions that the next client gets.
+    with closing(PostgresBackend(url)) as backend:
+        assert len(backend.read("key/a")) == 30
+    with psycopg.connect(server.url(port=pooler_port), autocommit=True) as db:
+        for setting in ("lock_timeout", "idle_in_transaction_session_timeout", "statement_timeout"):
+            assert db.execute(f"SHOW {setting}").fetchone() == ("0",)
+        assert db.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (0,)
