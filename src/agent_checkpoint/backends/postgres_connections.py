@@ -8,6 +8,7 @@ reasons.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import random
 import re
@@ -33,6 +34,9 @@ from agent_checkpoint.errors import (
     StorageError,
 )
 from agent_checkpoint.records import short_repr
+
+# A failed statement aborts its pipeline, and psycopg logs this beside the error that is raised.
+logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 T = TypeVar("T")
