@@ -435,7 +435,11 @@ class Connections:
     def _checked_companions(self, db: sqlite3.Connection) -> tuple[FileIdentity | None, ...]:
         self._pin.exists()  # before and after: so this is the database that was opened
         found = self._companion_identities()
-        if os.stat(self._companions[0]).st_size == 0:
+        try:
+            size = os.stat(self._companions[0]).st_size
+        except FileNotFoundError:  # removed or moved with the database; the next check tells
+            size = 0
+        if size == 0:
             # The shared memory of a removed WAL may refer to frames that a new WAL lacks. SQLite
             # trusts it; a checkpoint shows whether the frames exist.
             db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()

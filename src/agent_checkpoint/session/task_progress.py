@@ -11,6 +11,8 @@ import shutil
 import sys
 import time
 
+from agent_checkpoint.backends.os_support.os_fork import block_forks
+
 _WIDTH = 24
 _MIN_SECONDS = 0.5
 """The minimum interval between lines, so that quick tasks do not flood the terminal."""
@@ -46,7 +48,8 @@ def show_progress(done: int, total: int, words: str) -> None:
             out.write(line[:room] + "\n")
             out.flush()
         else:
-            from agent_checkpoint.notebook import show_progress as show_in_cell
+            with block_forks():
+                from agent_checkpoint.notebook import show_progress as show_in_cell
 
             show_in_cell(line[: _WIDTH + 100])
     except Exception:  # a closed terminal or a broken display must not stop the agent

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import NotFoundError
 from agent_checkpoint.options import Mode, check_option
 from agent_checkpoint.records import short_repr
@@ -93,7 +94,8 @@ class Outcome:
         ]
 
     def _repr_html_(self) -> str:
-        from agent_checkpoint import notebook  # only in notebooks
+        with block_forks():
+            from agent_checkpoint import notebook  # only in notebooks
 
         heads, *rows = self._rows()
         return notebook.table(heads, rows)

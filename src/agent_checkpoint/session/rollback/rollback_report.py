@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import Hint, RollbackRefusedError
 from agent_checkpoint.session.agent_scope import part_groups
 from agent_checkpoint.session.tools.effect_kinds import behaviour_of
@@ -96,7 +97,8 @@ class RollbackReport:
         return f"{text}\nThe compensation failed: {self.failure}" if self.failure else text
 
     def _repr_html_(self) -> str:
-        from agent_checkpoint import notebook  # only in notebooks
+        with block_forks():
+            from agent_checkpoint import notebook  # only in notebooks
 
         title, _, rest = str(self).partition("\n")
         return notebook.section(title, notebook.lines(rest)) if rest else notebook.text(title)

@@ -42,7 +42,8 @@ class WorkspaceDiff:
         return self.text()
 
     def _repr_html_(self) -> str:
-        from agent_checkpoint import notebook  # only in notebooks
+        with block_forks():
+            from agent_checkpoint import notebook  # only in notebooks
 
         rows: list[tuple[str, str]] = [("added", path) for path in self.added]
         rows += [("removed", path) for path in self.removed]
