@@ -32,6 +32,7 @@ from agent_checkpoint.session.effects.approvals import (
     call_arguments,
     consume_answer,
     denial,
+    edits_of,
     find_request,
     new_request_id,
 )
@@ -293,6 +294,7 @@ class ToolRunner:
         is_approved = request.status == APPROVED
         if is_approved:
             call.arguments = call_arguments(ledger, request, call.arguments)
+            call.edited = list(edits_of(ledger, request))
         elif request.status == DENIED:
             consume_answer(ledger, request, state.effects.epoch)
         else:
@@ -410,6 +412,8 @@ class ToolRunner:
             row["task"] = call.task
         if call.call_id is not None:
             row["call_id"] = call.call_id
+        if call.edited:
+            row["edited"] = call.edited
         if call.decision is not None:
             row["effect"] = call.decision.effect.id
             row["replayed"] = call.is_replay

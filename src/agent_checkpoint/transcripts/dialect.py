@@ -18,17 +18,21 @@ BEGINNING_MISSING = "(The beginning of this conversation is missing.)"
 
 
 class Answer(NamedTuple):
-    """The content of an inserted result: the recorded value or a sentence; `error`: no result."""
+    """The content of an inserted result: the recorded value or a sentence; `error`: no result.
+
+    `note` is a sentence to tell before the value.
+    """
 
     value: Any
     error: bool
+    note: str = ""
 
     @property
     def text(self) -> str:
-        """The value as text."""
-        if isinstance(self.value, str):
-            return self.value
-        return json.dumps(self.value, ensure_ascii=False, default=str)
+        """The note and the value as text."""
+        is_text = isinstance(self.value, str)
+        text = self.value if is_text else json.dumps(self.value, ensure_ascii=False, default=str)
+        return f"{self.note}\n\n{text}" if self.note else str(text)
 
     def content(self, types: frozenset[str]) -> Any:
         """The value as it is if it is a list of blocks of these types, else as text."""
@@ -36,7 +40,8 @@ class Answer(NamedTuple):
         if is_list and all(
             isinstance(one, Mapping) and one.get("type") in types for one in self.value
         ):
-            return self.value
+            text_type = next(type_ for type_ in types if type_.endswith("text"))
+            return [*([{"type": text_type, "text": self.note}] if self.note else []), *self.value]
         return self.text
 
 

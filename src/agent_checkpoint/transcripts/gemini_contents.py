@@ -78,6 +78,8 @@ class GeminiContents(Dialect):
             {"name": call.name} if call.id is None else {"id": call.id, "name": call.name}
         )
         response["response"] = value if isinstance(value, dict) else {key: value}
+        if answer.note:
+            response["response"] = {"note": answer.note, key: value}
         return {"function_response": response}
 
     def arguments(self, call: Block) -> Any:

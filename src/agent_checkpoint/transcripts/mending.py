@@ -262,8 +262,9 @@ def answer_for(outcome: CallOutcome | None) -> Answer:
         return Answer(INTERRUPTED, error=True)
     if outcome.status == "done":
         value = NO_RESULT if outcome.result is None else outcome.result
-        return Answer(value, error=outcome.is_error)
-    return Answer(NOT_EXECUTED if outcome.status == "not-done" else UNKNOWN, error=True)
+        return Answer(value, error=outcome.is_error, note=outcome.note)
+    text = NOT_EXECUTED if outcome.status == "not-done" else UNKNOWN
+    return Answer(text, error=True, note=outcome.note)
 
 
 def _status(outcome: CallOutcome | None) -> str:

@@ -41,13 +41,15 @@ class Change:
 class CallOutcome:
     """What is known of a tool call: its status and, if it is done, its result (text or JSON).
 
-    `is_error`: the call ended with an error, and the result is its text.
+    `is_error`: the call ended with an error, and the result is its text. `note`: a sentence that
+    the model is told before the result.
     """
 
     status: Literal["done", "not-done", "unknown"]
     result: Any = None
     tool: str | None = None
     is_error: bool = False
+    note: str = ""
 
 
 class CallLookup(Protocol):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_checkpoint.core.codec.save_policy import NO_POLICY, SavePolicy
 from agent_checkpoint.core.state_codec import decode_part
+from agent_checkpoint.core.state_diff import same
 from agent_checkpoint.errors import (
     UNUSABLE,
     ApprovalDeniedError,
@@ -35,6 +36,7 @@ from agent_checkpoint.store.ledger.ledger_state import (
     PENDING,
     REDACTED,
     UNREADABLE,
+    USED,
     VOID,
     ApprovalRequest,
     Effect,
@@ -397,6 +399,37 @@ def call_arguments(
         name: given[name] if name in given and value == recorded.get(name) else value
         for name, value in edited.items()
     }
+
+
+def edits_of(ledger: Ledger, request: ApprovalRequest) -> dict[str, Any]:
+    """Return the arguments that the approver changed, with the new values.
+
+    Raises the same errors as `arguments_of`.
+    """
+    if "edited" not in request.parts:
+        return {}
+    name = REDACTED if request.is_redacted else "arguments"
+    given = _decode(ledger, request, name) if name in request.parts else {}
+    return {
+        name: value
+        for name, value in _decode(ledger, request, "edited").items()
+        if name not in given or not same(value, given[name])
+    }
+
+
+def edits_behind(ledger: Ledger, effect: Effect) -> dict[str, Any]:
+    """Return the edits of the request that an effect was approved by.
+
+    Raises the same errors as `arguments_of`.
+    """
+    requests = [
+        request
+        for request in ledger.state.requests_of.get(effect.identity, {}).values()
+        if (request.session, request.digest) == (effect.session, effect.digest)
+        and request.status == USED
+        and request.answer_seq < effect.seq
+    ]
+    return edits_of(ledger, requests[-1]) if requests else {}
 
 
 def arguments_part(call: ToolCall) -> dict[str, JsonValue]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from agent_checkpoint.redaction import Redactor
@@ -68,6 +68,8 @@ class ToolCall:
     context: EffectContext | None = None
     request: ApprovalRequest | None = None
     """The approved request, if `carry_out` runs this call."""
+    edited: list[str] = field(default_factory=list)
+    """The arguments whose values the approver changed."""
     is_awaited: bool = False
     """Whether the call runs on an event loop, with its blocking steps on another thread."""
     began: float = 0.0

@@ -22,6 +22,7 @@ from agent_checkpoint.records import short_repr
 from agent_checkpoint.session.effects.approvals import (
     arguments_part,
     check_answer_usable,
+    edits_behind,
     void_unusable_answer,
 )
 from agent_checkpoint.session.effects.effect_context import Decision, ToolCall
@@ -179,9 +180,14 @@ class Effects:
                     f"{effect.title}: idempotency key already used with different arguments. Use "
                     "the first arguments to get the recorded result, or use another key."
                 )
+            given, edits = call.arguments, edits_behind(self.ledger, effect)
+            call.arguments, call.edited = {**given, **edits}, list(edits)
             if effect.status == COMMITTED:
                 return Decision(effect, True, self.outcomes.result(effect))
-            return self._resolve_in_doubt(effect, call)
+            decision = self._resolve_in_doubt(effect, call)
+            if decision is None:  # the next attempt needs an answer of its own
+                call.arguments, call.edited = given, []
+            return decision
         self._check_secret(call)
         return None
 

@@ -28,6 +28,7 @@ from agent_checkpoint.options import Provider
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.session.agent_scope import AgentScope
 from agent_checkpoint.session.current_session import as_current, is_nested
+from agent_checkpoint.session.effects.approvals import edits_behind
 from agent_checkpoint.session.effects.effect_context import ToolCall
 from agent_checkpoint.session.loop.toolbox import BoundTool, Tools, toolbox
 from agent_checkpoint.session.session_state import SessionState
@@ -442,26 +443,33 @@ class ToolCalls:
     def _recorded(self, row: Mapping[str, Any]) -> CallOutcome:
         """Return the outcome of a call that has ended."""
         tool = row.get("tool")
+        note = _edit_note({name: row["arguments"][name] for name in row.get("edited", ())})
         if "error" not in row:
-            return CallOutcome("done", row.get("result"), tool)
+            return CallOutcome("done", row.get("result"), tool, note=note)
         effect = self._state.ledger.state.effects.get(str(row.get("effect")))
         if effect is not None and effect.status == COMMITTED:  # verified, or recorded by a person
             return self._effect_outcome(effect)
         text = str(row["error"])
         if effect is not None and effect.status not in (FAILED, UNDONE):
             text += f" The outcome is unknown. {_BLOCKED}"
-        return CallOutcome("done", text, tool, is_error=True)
+        return CallOutcome("done", text, tool, is_error=True, note=note)
 
     def _effect_outcome(self, effect: Effect) -> CallOutcome:
+        state = self._state
+        note = _edit_note(
+            recordable(edits_behind(state.ledger, effect), state.manager.policy.redactor)
+        )
         if effect.status == COMMITTED:
             try:
-                result = self._state.effects.outcomes.result(effect)
+                result = state.effects.outcomes.result(effect)
             except EffectError as error:
-                return CallOutcome("done", str(error), effect.tool)
-            return CallOutcome("done", recordable(as_json(result)), effect.tool)
+                return CallOutcome("done", str(error), effect.tool, note=note)
+            return CallOutcome("done", recordable(as_json(result)), effect.tool, note=note)
         if effect.status == UNDONE:
-            return CallOutcome("done", _COMPENSATED, effect.tool, is_error=True)
-        return CallOutcome("not-done" if effect.status == FAILED else "unknown", None, effect.tool)
+            return CallOutcome("done", _COMPENSATED, effect.tool, is_error=True, note=note)
+        if effect.status == FAILED:
+            return CallOutcome("not-done", None, effect.tool)
+        return CallOutcome("unknown", None, effect.tool, note=note)
 
     def _effect(self, batch: _Batch, call_id: str) -> Effect | None:
         """Return the effect that a call of the batch started."""
@@ -517,6 +525,14 @@ def _check_parallel(parallel: bool | int) -> None:
 
 def _workers(parallel: bool | int) -> int:
     return _MAX_WORKERS if parallel is True else int(parallel)
+
+
+def _edit_note(edits: Mapping[str, Any]) -> str:
+    """Return what the model is told about arguments that a person changed; empty if none."""
+    if not edits:
+        return ""
+    values = json.dumps(plain(edits), ensure_ascii=False, default=short_repr)
+    return f"A person approved this call with other arguments than yours: {values} were used."
 
 
 def _names(calls: Iterable[_Call]) -> str:

@@ -1,6 +1,7 @@
 """run_tools: the calls of a model's message are made once each, and their results appended."""
 
 import asyncio
+import json
 import threading
 from dataclasses import dataclass
 
@@ -629,6 +630,103 @@ def test_a_denied_call_is_told_to_the_model_once(memory):
         (_, denied), (_, done) = results(session.messages)
         assert "not on a Friday" in denied
         assert done == "deployed 3"
+
+
+@tool(effect="idempotent", approve=True)
+def refund(amount):
+    _made.append(amount)
+    if len(_made) == 1 and amount == 9:
+        raise Killed
+    return "ok"
+
+
+def _approved_with_9(memory, provider, message, tools, way="run_tools"):
+    session = session_with(provider, message, memory, provider=provider)
+    with pytest.raises(Suspended) as waiting:
+        session.run_tools(message, tools)
+    session.approvals.approve(waiting.value.approval_id, edit={"amount": 9})
+    if way == "carry_out":
+        session.carry_out()
+    session.run_tools(message, tools)
+    return session
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("way", ["run_tools", "carry_out"])
+@pytest.mark.parametrize("effect", ["irreversible", "local"])
+def test_the_model_is_told_of_edited_arguments(memory, provider, way, effect):
+    @tool(effect=effect, approve=True)
+    def pay(amount, to):
+        return "ok"
+
+    message = reply(provider, ("c1", "pay", {"amount": 900, "to": "ann"}))
+    with _approved_with_9(memory, provider, message, [pay], way) as session:
+        told = json.dumps(session.messages[-1])
+        assert "A person approved this call with other arguments than yours" in told
+        assert 'amount\\": 9}' in told
+        assert "ann" not in told
+        assert "ok" in told
+        assert session.calls[-1]["edited"] == ["amount"]
+        assert session.calls[-1]["arguments"] == {"amount": 9, "to": "ann"}
+        assert transcripts.check(session.messages, provider=provider) == []
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_the_note_on_edited_arguments_comes_before_content_blocks(memory, provider):
+    type_ = "input_text" if provider == "openai-responses" else "text"
+
+    @tool(approve=True)
+    def pay(amount):
+        return [{"type": type_, "text": "ok"}]
+
+    message = reply(provider, ("c1", "pay", {"amount": 900}))
+    with _approved_with_9(memory, provider, message, [pay]) as session:
+        ((_, told),) = results(session.messages)
+        assert told[-1] == {"type": type_, "text": "ok"}
+        note = session.messages[-1]["parts"][0] if provider == "gemini" else told[0]
+        assert "A person approved" in json.dumps(note)
+
+
+def test_unedited_arguments_need_no_note(memory):
+    message = reply(A, ("c1", "deploy", {"version": 2}))
+    with session_with(A, message, memory, provider=A) as session:
+        with pytest.raises(Suspended) as waiting:
+            session.run_tools(message, TOOLS)
+        session.approvals.approve(waiting.value.approval_id, edit={"version": 2})
+        session.run_tools(message, TOOLS)
+        assert results(session.messages) == [("c1", "deployed 2")]
+        assert "edited" not in session.calls[-1]
+
+
+def test_after_a_kill_the_edited_arguments_are_used_and_told(memory):
+    """The idempotent call is made again: with the arguments that were approved."""
+    message = reply(A, ("c1", "refund", {"amount": 900}))
+    with killed("job", memory, provider=A) as session:
+        session.messages.extend([USER[A], message])
+        with pytest.raises(Suspended) as waiting:
+            session.run_tools(message, [refund])
+        session.approvals.approve(waiting.value.approval_id, edit={"amount": 9})
+        session.run_tools(message, [refund])
+    with Session("job", store=memory, provider=A) as session:
+        assert "were used" in session.call_outcome("c1").note
+        session.run_tools(session.messages, [refund])
+        assert _made == [9, 9]
+        ((_, told),) = results(session.messages)
+        assert told.startswith("A person approved")
+        assert told.endswith('{"amount": 9} were used.\n\nok')
+
+
+def test_a_replayed_result_says_that_its_arguments_were_edited(memory):
+    @tool(effect="irreversible", key=lambda amount: "the one", approve=True)
+    def pay(amount):
+        return "ok"
+
+    message = reply(A, ("c1", "pay", {"amount": 900}))
+    with _approved_with_9(memory, A, message, [pay]) as session:
+        session.run_tools(reply(A, ("c2", "pay", {"amount": 900})), [pay])
+        told = dict(results(session.messages))
+        assert told["c1"] == told["c2"]
+        assert "9} were used" in told["c2"]
 
 
 # -- parallel, asyncio -----------------------------------------------------------------------------
