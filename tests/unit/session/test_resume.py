@@ -721,3 +721,26 @@ def test_there_is_nothing_to_undo(store):
 def test_effects_need_a_session():
     with pytest.raises(EffectError, match="no session"):
         shout("alone")
+
+
+def test_fields_that_changed_without_a_version_are_a_notice(manager):
+    def classes(name):
+        class Worker(Checkpointable):
+            def __init__(self):
+                setattr(self, name, [])
+
+        return Worker()
+
+    first = classes("notes")
+    first.notes.append("important")
+    with Session("job", agent=first, parts={"helper": classes("notes")}, store=manager) as session:
+        assert session.notices == []
+    with Session("job", agent=classes("notes"), store=manager) as session:
+        assert session.notices == []
+    parts = {"helper": classes("memory")}
+    with Session("job", agent=classes("memory"), parts=parts, store=manager) as session:
+        agent, helper = session.notices
+        assert agent.startswith("The fields of 'agent' have changed; not in the checkpoint")
+        assert "kept as they are: 'memory'; only in the checkpoint" in agent
+        assert "'notes'. If a field was renamed" in agent
+        assert "'helper'" in helper
