@@ -6,6 +6,7 @@ compare-and-swap on the head.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,10 @@ from agent_checkpoint.manager.checkpoint_parts import capture, make_draft
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint, CheckpointKind, Draft, Kind, short_repr
 from agent_checkpoint.session.session_record import SESSION_PART, SessionRecord
+from agent_checkpoint.store.canonical_json import write_json
 from agent_checkpoint.store.checkpoint_entries import now_ns
 from agent_checkpoint.store.objects.references import ReusedPart
+from agent_checkpoint.store.objects.splitting import inline_tree
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -35,6 +38,10 @@ class CheckpointWriter:
         """How many values were redacted in the checkpoints that were written."""
         self._unconfirmed: Checkpoint | None = None
         """A write whose outcome is unknown, because it was interrupted before it returned."""
+        self._compared: tuple[Draft, str] | None = None
+        """The last draft that was compared with the head, and its digest."""
+        self._head_digest: tuple[str, str] | None = None
+        """The id and the digest of the head, if it was written from a compared draft."""
         self.lock = RLock()
         """Held from the capture of a state until its position is fixed."""
 
@@ -97,6 +104,18 @@ class CheckpointWriter:
         """Write a checkpoint in the background, in order; return a future of its id."""
         return self.manager.background.submit(lambda: self._write(draft, None).id, awaited=True)
 
+    def is_repeated(self, draft: Draft) -> bool:
+        """Return whether the head, written from a draft that was compared, has the same content.
+
+        Labels are not compared, nor how far the ledger was read. Raises StateError.
+        """
+        store = self.manager.store
+        parts = {name: inline_tree(tree, store.writer()) for name, tree in draft.parts.items()}
+        parts[SESSION_PART] = {**parts[SESSION_PART], "ledger": 0}
+        digest = hashlib.sha256(write_json(parts)).hexdigest()
+        self._compared = draft, digest
+        return not draft.tags and self._head_digest == (self.head_id, digest)
+
     def resolve_interrupted(self) -> None:
         """Resolve the outcome of an interrupted write: if it was appended, it is the head.
 
@@ -132,6 +151,9 @@ class CheckpointWriter:
                 "checkpoints are kept."
             ) from error
         self._unconfirmed = None
+        compared, self._compared = self._compared, None
+        is_compared = compared is not None and compared[0] is draft
+        self._head_digest = (self.head.id, compared[1]) if compared and is_compared else None
         self.redacted += 0 if draft.source is not None else self.head.redacted
         return self.head
 

@@ -229,10 +229,16 @@ class SessionState:
             or (scope.is_saved and scope.thread not in (None, thread) and scope.path != here)
         ]
 
-    def save(self, **options: Any) -> str:
-        """Save all parts; return the checkpoint id. Raises the same errors as `Session.save`."""
+    def save(self, *, if_changed: bool = False, **options: Any) -> str:
+        """Save all parts; return the checkpoint id. Raises the same errors as `Session.save`.
+
+        With `if_changed`, the head is enough if it was saved in this way with the same content.
+        """
         with self.writer.lock:
-            saved = self.writer.write(self.draft(**options))
+            draft = self.draft(**options)
+            if if_changed and self.writer.is_repeated(draft):
+                return self.writer.head_id
+            saved = self.writer.write(draft)
             for path, scope in list(self.subagents.items()):
                 scope.is_saved = True
                 if not scope.is_open:
@@ -248,10 +254,13 @@ class SessionState:
             if scope.status.status == FAILED:  # it continues
                 scope.status.status = IN_PROGRESS
 
-    async def asave(self, **options: Any) -> str:
+    async def asave(self, *, if_changed: bool = False, **options: Any) -> str:
         """Capture all parts now, and await the write. Raises the same errors as `save`."""
         with self.writer.lock:
-            future = self.writer.submit(self.draft(**options))
+            draft = self.draft(**options)
+            if if_changed and self.writer.is_repeated(draft):
+                return self.writer.head_id
+            future = self.writer.submit(draft)
         return await await_future(future)
 
     @contextmanager

@@ -312,11 +312,12 @@ class ToolRunner:
         with state.writer.lock:
             if request_id not in state.record.pending:
                 state.record.pending.append(request_id)
-        # State is captured on the thread of the call, which may be another one.
+        # State is captured on the thread of the call, which may be another one. A program that
+        # polls for the answer adds no checkpoint each time.
         saved = (
-            run_if_awaitable(state.asave(label=label))
+            run_if_awaitable(state.asave(label=label, if_changed=True))
             if call.is_awaited
-            else state.save(label=label)
+            else state.save(label=label, if_changed=True)
         )
         if is_new:
             append_request(state.ledger, request_id, call, epoch=state.effects.epoch, at=saved)

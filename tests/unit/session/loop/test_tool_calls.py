@@ -9,8 +9,9 @@ import pytest
 
 from agent_checkpoint import Session, Suspended, tool, transcripts
 from agent_checkpoint.errors import ConflictError, InvalidInputError
+from tests.agents import Agent
 from tests.unit.session.loop.replies import PROVIDERS, USER, reply, results, text_reply
-from tests.unit.session.stores import Killed, killed
+from tests.unit.session.stores import Killed, killed, manager_on
 
 _mails = []
 _made = []
@@ -727,6 +728,42 @@ def test_a_replayed_result_says_that_its_arguments_were_edited(memory):
         told = dict(results(session.messages))
         assert told["c1"] == told["c2"]
         assert "9} were used" in told["c2"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("backend", ["memory", "file", "sqlite"])
+def test_polling_for_an_answer_saves_only_what_is_new(tmp_path, place, backend, is_async):
+    async def wait(path):
+        return "done"
+
+    waits = tool(approve=True, name="waits")(wait)
+    tools = [waits, deploy]
+    message = reply(A, ("c1", "waits", {"path": "x"}), ("c2", "deploy", {"version": 2}))
+
+    def poll(session):
+        before = len(session.history())
+        with pytest.raises(Suspended):
+            if is_async:
+                asyncio.run(session.arun_tools(session.messages, tools))
+            else:
+                session.run_tools(session.messages, tools)
+        return len(session.history()) - before
+
+    agent = Agent(1)
+    store = manager_on(backend, tmp_path)
+    options = {"provider": A, "agent": agent, "workspace": place}
+    with session_with(A, message, store, **options) as session:
+        assert poll(session) == 3  # the reply and two questions
+        assert [poll(session) for _ in range(3)] == [0, 0, 0]
+        agent.memory.append("new")
+        assert [poll(session) for _ in range(2)] == [1, 0]
+        (place / "new.txt").write_text("new")
+        assert [poll(session) for _ in range(2)] == [1, 0]
+        session.save(label="mine")
+        assert [poll(session) for _ in range(2)] == [1, 0]
+        session.approvals.approve(session.approvals.pending()[0].id)
+        assert poll(session) > 0
+        assert [poll(session) for _ in range(2)] == [0, 0]
 
 
 # -- parallel, asyncio -----------------------------------------------------------------------------
