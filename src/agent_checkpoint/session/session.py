@@ -132,8 +132,8 @@ class Session(SessionAgent):
                 no valid signature (HMAC) under your secret.
             only_at: the expected head; any other head is a conflict.
             provider: the model API of the conversation: `anthropic`, `openai`, `openai-responses`
-                or `gemini`. Resuming and rolling back repair the conversation if this API would
-                refuse it; `notices` lists the changes.
+                or `gemini`. Resuming, rolling back and assigning `messages` repair the
+                conversation if this API would refuse it; `notices` lists the changes.
             prices: prices per million tokens, by model: `input`, `output`, and optionally `cached`
                 and `cache_written`.
 

@@ -81,12 +81,17 @@ class SessionAgent:
 
     @property
     def messages(self) -> Log[Any]:
-        """The conversation. Assigning messages replaces its content: the Log stays the same."""
+        """The conversation. Assigning messages replaces its content: the Log stays the same.
+
+        With `provider=`, the new content is repaired if the API would refuse it, such as a result
+        whose call was cut off; `notices` lists the changes.
+        """
         return self._scope.messages
 
     @messages.setter
     def messages(self, messages: Iterable[Any]) -> None:
         self.messages.replace(messages)
+        self._tool_calls.repair_messages()
 
     @property
     def calls(self) -> Log[Any]:
@@ -294,6 +299,7 @@ class Subagent(SessionAgent):
     @messages.setter
     def messages(self, messages: Iterable[Any]) -> None:
         self.messages.replace(messages)
+        self._tool_calls.repair_messages()
 
     @property
     def calls(self) -> Log[Any]:

@@ -226,3 +226,41 @@ def test_the_recorded_error_of_a_call_is_repaired_as_an_error(memory):
         (error, stopped) = repaired[-1]["content"]
         assert (error["content"], error["is_error"]) == ("ValueError: no", True)
         assert "not executed" in stopped["content"]
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("n", range(8))
+def test_a_trimmed_conversation_is_repaired_at_once(memory, provider, n):
+    def look(n):
+        return n
+
+    with Session("job", store=memory, provider=provider) as session:
+        session.messages.append(USER[provider])
+        for turn in range(3):
+            calls = [(f"c{turn}{i}", "look", {"n": i}) for i in range(2)]
+            session.run_tools(reply(provider, *calls), [look])
+        whole = list(session.messages)
+        session.messages = session.messages[-n:] if n else []
+        assert transcripts.check(session.messages, provider=provider) == []
+        was_valid = not transcripts.check(whole[-n:] if n else [], provider=provider)
+        assert (session.notices == []) == was_valid
+        assert all(notice.startswith("The conversation was repaired") for notice in session.notices)
+        if was_valid and n:
+            assert list(session.messages) == whole[-n:]
+
+
+def test_assigning_messages_leaves_open_calls_to_run_tools(memory):
+    message = reply("anthropic", ("c1", "send_mail", {"to": "ann"}))
+    with Session("job", store=memory, provider="anthropic") as session:
+        session.messages = [USER["anthropic"], message]
+        assert list(session.messages) == [USER["anthropic"], message]
+        session.run_tools(session.messages, [send_mail])
+        assert results(session.messages) == [("c1", "mail to ann")]
+
+
+def test_assigning_messages_without_a_provider_changes_nothing(memory):
+    message = reply("anthropic", ("c1", "send_mail", {"to": "ann"}))
+    with Session("job", store=memory) as session:
+        session.messages = [message, USER["anthropic"]]
+        assert list(session.messages) == [message, USER["anthropic"]]
+        assert session.notices == []
