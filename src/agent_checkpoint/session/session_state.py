@@ -205,6 +205,7 @@ class SessionState:
             self.manager.background.flush()
         if kind in (Kind.SAVE, Kind.CLOSE):
             kind = Kind.IN_FLIGHT if record.in_flight else kind
+        if kind in (Kind.SAVE, Kind.CLOSE, Kind.IN_FLIGHT, Kind.SAFETY):
             here = [scope for scope in self.scopes() if scope not in elsewhere]
             options["metrics"] = {**_model_metrics(here), **(options.get("metrics") or {})}
         restarted = [
@@ -285,7 +286,7 @@ def _model_metrics(scopes: Iterable[AgentScope]) -> dict[str, float]:
         for row in rows:
             found = {f"{name}_tokens": count for name, count in row.get("tokens", {}).items()}
             found["model_seconds"] = row["seconds"]
-            found.update({"cost": row["cost"]} if "cost" in row else {})
+            found.update({} if row.get("cost") is None else {"cost": row["cost"]})
             for name, value in found.items():
                 totals[name] = totals.get(name, 0) + value
     return totals

@@ -16,6 +16,7 @@ from typing import Any
 
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
+from agent_checkpoint.records import short_repr
 from agent_checkpoint.session.agent_scope import AgentScope
 from agent_checkpoint.session.current_session import current_task
 from agent_checkpoint.session.loop.request_prefix import compare, json_text
@@ -102,13 +103,16 @@ class ModelCalls:
         reply = outcome.get("reply")
         names = [sent.get("model"), get(reply, "model", "model_version", "modelVersion")]
         row: dict[str, Any] = {"model": next((name for name in names if name), None)}
-        tokens = tokens_in(reply)
+        tokens, prices = tokens_in(reply), state.prices
+        price = next((prices[name] for name in names if name in prices), None)
         if tokens is not None:
             row["tokens"] = tokens
-            prices = state.prices
-            price = next((prices[name] for name in names if name in prices), None)
-            if price is not None:
-                row["cost"] = cost_of(tokens, price)
+            if prices and price is None:
+                state.add_notice(
+                    f"prices= has no price for the model {short_repr(row['model'])}: the cost of "
+                    "its calls is None."
+                )
+        row["cost"] = None if tokens is None or price is None else cost_of(tokens, price)
         with state.writer.lock:
             before = self._last_request()
             new, kept = _delta(before or {}, sent)

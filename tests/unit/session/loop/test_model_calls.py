@@ -45,7 +45,7 @@ def test_a_call_is_recorded(memory):
         assert row["reply"] == REPLY
         assert row["seconds"] >= 0
         assert row["ts"] > 0
-        assert "cost" not in row
+        assert row["cost"] is None
         assert session.model_request() == seen[0]
         assert session.calls == []
         assert len(session.history()) == 1  # a model call is no step of its own
@@ -169,7 +169,12 @@ def test_the_cost_is_by_the_users_prices(memory):
         first, second, third = session.model_calls
         assert first["cost"] == pytest.approx((3 * 3 + 5 * 15 + 90 * 0.3 + 10 * 3.75) / 1e6)
         assert second["cost"] == first["cost"]
-        assert "cost" not in third
+        assert third["cost"] is None
+        session.model(lambda **_: {"usage": usage}, model="other")
+        (notice,) = session.notices
+        assert notice == (
+            "prices= has no price for the model 'other': the cost of its calls is None."
+        )
         with session.fork("other") as fork:
             fork.model(lambda **_: {"usage": usage}, model="claude-x")
             assert fork.model_calls[-1]["cost"] == first["cost"]
@@ -181,6 +186,35 @@ def test_the_cost_is_by_the_users_prices(memory):
 def test_prices_are_checked(memory, price):
     with pytest.raises(InvalidInputError, match="prices"):
         Session("job", store=memory, prices={"m": price})
+
+
+def test_without_prices_there_is_no_cost_and_no_notice(memory):
+    with Session("job", store=memory) as session:
+        session.model(send, model="m", messages=[1])
+        assert session.model_calls[0]["cost"] is None
+        assert session.notices == []
+        assert "cost" not in session.manager.history("job")[0]["metrics"]
+
+
+def test_the_metrics_in_the_history_count_what_a_rollback_took_back(memory):
+    prices = {"m": {"input": 1e6, "output": 0}}
+
+    def one_token(**_):
+        return {"usage": {"input_tokens": 1, "output_tokens": 1}}
+
+    with Session("job", store=memory, prices=prices) as session:
+        start = session.save()
+        for _ in range(2):
+            session.model(one_token, model="m")
+            session.save()
+        session.model(one_token, model="m")  # only the safety checkpoint has it
+        session.rollback(to=start)
+        assert len(session.model_calls) == 0
+        session.model(one_token, model="m")
+        session.undo()
+        assert len(session.model_calls) == 3
+        session.save()
+        assert sum(row["metrics"].get("cost", 0) for row in session.history()) == 4
 
 
 def test_errors_are_recorded_and_raised(memory):
