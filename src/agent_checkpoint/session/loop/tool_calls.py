@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 _MAX_WORKERS = 32
+_MAX_LABEL = 120
 _IN_DOUBT = "Do not assume that it took effect, nor that it did not: check first."
 _BLOCKED = f"{_IN_DOUBT} The same call is not made again until a person has recorded the outcome."
 _COMPENSATED = "The call took effect, and the effect was compensated since."
@@ -108,6 +109,9 @@ class _Schedule:
         self._others = [call for call in calls if not call.is_asked]
         self._scope, self._runner = scope, runner
         self._saved = scope.finished_calls
+        self._order = calls
+        self._ended: list[_Call] = []
+        """The calls that have ended since the last save."""
 
     @property
     def has_more(self) -> bool:
@@ -119,12 +123,13 @@ class _Schedule:
         taken, self._others = self._others[:n], self._others[n:]
         return taken
 
-    def is_due(self, running: Iterable[_Call]) -> bool:
-        """Return whether to save now, while these calls are running."""
+    def due(self, ended: list[_Call], running: Iterable[_Call]) -> str | None:
+        """Return the label if a save is due while these calls are running; else None."""
+        self._ended += ended
         if any(call.is_local for call in running) or not self._runner.is_due(self._saved):
-            return False
-        self._saved = self._scope.finished_calls
-        return True
+            return None
+        self._saved, step, self._ended = self._scope.finished_calls, self._ended, []
+        return _label(call.name for call in self._order if call in step)
 
 
 class ToolCalls:
@@ -216,7 +221,7 @@ class ToolCalls:
         every_call = self._state.every == "tool" and not is_nested(self._runner)
         if every_call and (is_new or (is_new_batch and run.calls)):
             names = ", ".join(str(block.name) for block in run.calls.values())
-            run.label = f"reply: {names}"[:120] if names else "reply"
+            run.label = _label([f"reply: {names}"]) if names else "reply"
         return run
 
     def _append(self, message: Any, dialect: Dialect) -> bool:
@@ -361,8 +366,9 @@ class ToolCalls:
                 ended = [running.pop(future) for future in done]
                 for future in done:
                     future.result()
-                if left.is_due(running.values()):
-                    self._state.save(label=_names(ended))
+                label = left.due(ended, running.values())
+                if label is not None:
+                    self._state.save(label=label)
 
     async def _arun_parallel(self, run: _Run, workers: int) -> None:
         with block_forks():
@@ -381,8 +387,9 @@ class ToolCalls:
                 ended = [running.pop(task) for task in done]
                 for task in done:
                     task.result()
-                if left.is_due(running.values()):
-                    await self._state.asave(label=_names(ended))
+                label = left.due(ended, running.values())
+                if label is not None:
+                    await self._state.asave(label=label)
         finally:
             for task in running:
                 task.cancel()
@@ -535,5 +542,6 @@ def _edit_note(edits: Mapping[str, Any]) -> str:
     return f"A person approved this call with other arguments than yours: {values} were used."
 
 
-def _names(calls: Iterable[_Call]) -> str:
-    return ", ".join(call.name for call in calls)[:120]
+def _label(names: Iterable[str]) -> str:
+    text = ", ".join(names)
+    return text if len(text) <= _MAX_LABEL else f"{text[: _MAX_LABEL - 1]}…"

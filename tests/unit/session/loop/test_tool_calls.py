@@ -827,6 +827,31 @@ def test_no_checkpoint_is_taken_while_a_local_call_runs(memory, is_async):
         session.close()
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_label_of_a_parallel_step_names_all_its_calls(memory, is_async):
+    both = threading.Barrier(2, timeout=20)
+
+    def meet(n):
+        both.wait()
+        return n
+
+    def meet_too(n):
+        return meet(n)
+
+    message = reply(A, ("c1", "meet", {"n": 1}), ("c2", "meet_too", {"n": 2}))
+    with session_with(A, message, memory, provider=A) as session:
+        if is_async:
+            asyncio.run(session.arun_tools(message, [meet, meet_too], parallel=True))
+        else:
+            session.run_tools(message, [meet, meet_too], parallel=True)
+        calls = [(f"c{n}", "double", {"n": n}) for n in range(40)]
+        session.run_tools(reply(A, *calls), TOOLS)
+        labels = [row["label"] for row in reversed(session.history())]
+        assert labels[1:3] == ["reply: meet, meet_too", "meet, meet_too"]
+        assert len(labels[3]) == 120
+        assert labels[3].endswith("…")
+
+
 def test_workers_are_a_number(memory):
     message = reply(A, ("c1", "double", {"n": 1}))
     with session_with(A, message, memory, provider=A) as session:
