@@ -11,12 +11,21 @@ import pickle
 from typing import Any
 
 from agent_checkpoint.core.codec.scalars import decode_bytes, encode_bytes
-from agent_checkpoint.core.path_errors import OpaqueValueError, PathError, cause_text
-from agent_checkpoint.errors import StateError
+from agent_checkpoint.core.codec.structures import lost_fields, structure_of
+from agent_checkpoint.core.path_errors import (
+    OpaqueValueError,
+    PathError,
+    cause_text,
+    children,
+    listed,
+    type_name,
+)
+from agent_checkpoint.errors import StateError, StateMismatchError
 from agent_checkpoint.records import JsonValue
 from agent_checkpoint.seal import check_seal, make_seal
 
 _PROTOCOL = 4
+_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
 
 
 def encode_pickle(value: Any) -> JsonValue:
@@ -58,12 +67,47 @@ def decode_pickle(payload: Any, *, trust: bool) -> Any:
         except StateError as error:
             raise PathError(str(error), type(error)) from error.__cause__
     try:
-        return pickle.loads(data)  # noqa: S301 - the seal was verified, or the caller trusts the pickle
+        value = pickle.loads(data)  # noqa: S301 - the seal was verified, or the caller trusts the pickle
     except Exception as error:
         raise PathError(
             f"cannot be unpickled ({cause_text(error)}). Its class may have moved "
             "or changed. Types registered with register_type() are not pickled."
         ) from error
+    _check_fields(value)
+    return value
+
+
+def _check_fields(root: Any) -> None:
+    """Check the fields of a value and of the values inside it: a pickle is not migrated.
+
+    Raises:
+        PathError: a dataclass, an attrs class or a pydantic model has changed since.
+    """
+    seen: dict[int, Any] = {}
+    stack = [root]
+    while stack:
+        value = stack.pop()
+        if type(value) in _ATOMS or id(value) in seen:
+            continue
+        seen[id(value)] = value
+        is_container = isinstance(value, (dict, list, tuple, set, frozenset))
+        try:
+            lost = None if is_container else lost_fields(value)
+            inside = [child for _, child in children(value) or ()]
+        except Exception:  # classes may raise anything; the value itself was loaded
+            lost, inside = None, []
+        if lost is not None:
+            has = f" and has {listed(lost.unexpected)} instead" if lost.unexpected else ""
+            raise PathError(
+                f"contains a pickled {type_name(value)} that does not fit its class: it lacks "
+                f"{listed(lost.missing)}{has}. Pickled values are not migrated. Load it with the "
+                "earlier class, register that class with register_type(), and save; then change "
+                "the fields with a new version and register_migration().",
+                StateMismatchError,
+            )
+        # Other objects may refer to all of the program, such as a logger.
+        if value is root or is_container or structure_of(type(value)) is not None:
+            stack += inside
 
 
 def _unpicklable(value: Any, error: Exception) -> PathError:

@@ -16,6 +16,8 @@ from agent_checkpoint.errors import StateError
 from agent_checkpoint.records import short_repr
 
 _ATTRS = "__attrs_attrs__"
+_GENERATED = frozenset({"slots_getstate", "_dataclass_getstate"})
+"""The names of `__getstate__` in attrs classes and dataclasses with slots."""
 
 BEYOND_FIELDS = object()
 """Returned by `Structure.encode` for a value with content outside its fields."""
@@ -106,6 +108,38 @@ def structure_of(cls: type) -> Structure | None:
         lambda value: _encode_fields(names, value),
         lambda data: _build(cls, data),
         lambda data: _compare(data, names, required),
+    )
+
+
+def lost_fields(value: Any) -> FieldMismatch | None:
+    """Return how an unpickled value differs from its class if it lacks fields; None if it does not.
+
+    Attributes beyond the fields are allowed: a value with such attributes is pickled.
+    """
+    cls = type(value)
+    structure = None if issubclass(cls, (Enum, tuple)) else structure_of(cls)
+    if structure is None:
+        return None
+    is_model = hasattr(cls, "model_construct")
+    found = structure.compare(_encode_pydantic(value) if is_model else attributes(value))
+    unexpected = [name for name in found.unexpected if not _is_cached(cls, name)]
+    if not unexpected and not is_model and _drops_fields(cls):
+        return None
+    # A default of the class hides a field that was renamed.
+    missing = [name for name in found.missing if unexpected or not hasattr(value, name)]
+    return FieldMismatch(missing, unexpected) if missing else None
+
+
+def _drops_fields(cls: type) -> bool:
+    """Whether a class chooses what its pickles contain."""
+    own = [getattr(cls, name, None) for name in ("__getstate__", "__reduce__", "__reduce_ex__")]
+    default = [
+        getattr(object, name, None) for name in ("__getstate__", "__reduce__", "__reduce_ex__")
+    ]
+    return any(
+        one is not other and getattr(one, "__name__", "") not in _GENERATED
+        for one, other in zip(own, default)
+        if one is not None
     )
 
 
