@@ -224,3 +224,12 @@ def test_a_database_that_is_among_readable_files_is_still_opened(tmp_path):
         assert manager.state_dict("session") == {"step": 1}
     with pytest.raises(InvalidInputError, match=f"is an SQLite store.*sqlite://{tmp_path}/b"):
         CheckpointManager(backend="file", path=tmp_path / "b")
+
+
+@pytest.mark.parametrize("scheme", ["sqlite", "file"])
+def test_a_url_with_four_slashes_is_an_absolute_path(tmp_path, scheme):
+    path = tmp_path / "store"
+    with CheckpointManager(f"{scheme}:///{path}") as manager:  # the path begins with the fourth
+        manager.save("a", {"n": 1})
+    with CheckpointManager(f"{scheme}://{path}") as manager:
+        assert manager.state_dict("a") == {"n": 1}

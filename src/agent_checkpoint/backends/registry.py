@@ -193,7 +193,9 @@ def _open_directory(url: str) -> Backend:
         raise InvalidInputError(
             f"{short_repr(url)} must be {scheme}:///absolute/path, with %3f and %23 for ? and #."
         )
-    return open_backend(scheme, unquote(parts.path), **_options(parts.query))
+    # Four slashes, as other libraries write an absolute path: the first two mean nothing to POSIX.
+    path = "/" + unquote(parts.path).lstrip("/")
+    return open_backend(scheme, path, **_options(parts.query))
 
 
 def _open_postgres(url: str) -> Backend:
