@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, overload
 from weakref import WeakSet
 
 from agent_checkpoint.core.codec.decode import TAG_HANDLERS
@@ -15,7 +15,7 @@ from agent_checkpoint.core.copying import ATOMS, SEQUENCES, copied, immutable_co
 from agent_checkpoint.core.immutable import ImmutableDict, ImmutableList
 from agent_checkpoint.core.path_errors import ITEMS, PathError, as_state_error
 from agent_checkpoint.core.stateful import LoadResult
-from agent_checkpoint.errors import InvalidInputError, StateMismatchError
+from agent_checkpoint.errors import ImmutableError, InvalidInputError, StateMismatchError
 from agent_checkpoint.records import JsonValue, short_repr
 from agent_checkpoint.redaction import Redactor
 from agent_checkpoint.store.objects.merkle_list import MerkleListBuilder, StoredList
@@ -114,11 +114,25 @@ class Log(Sequence[T]):
         if isinstance(index, slice) or not self._items or index not in (-1, last):
             raise InvalidInputError(
                 f"Only the last item of a Log can be replaced, not index {short_repr(index)}. "
-                "Use truncate(n) and append()."
+                "Use truncate(n) and append(), or replace(items); for the conversation of a "
+                "session, session.messages = […]."
             )
         fresh = self._copied(item, last)
         self._cut(last)
         self._items[last] = fresh
+
+    def __iadd__(self, items: Iterable[T]) -> Log[T]:
+        self.extend(items)
+        return self
+
+    def _refuse(self, *args: Any, **options: Any) -> NoReturn:
+        raise ImmutableError(
+            "A Log is append-only. Use append(item), extend(items), truncate(n) to remove items at "
+            "the end, or replace(items) for all; for the conversation of a session, "
+            "session.messages = […]."
+        )
+
+    __delitem__ = __imul__ = insert = pop = remove = clear = reverse = sort = _refuse
 
     @overload
     def __getitem__(self, index: int) -> T: ...

@@ -74,6 +74,9 @@ if TYPE_CHECKING:
 
 Self = TypeVar("Self", bound="Session")
 
+_DRIFT_NAMED = 5
+"""How many changed files a notice names."""
+
 _NOT_ASSIGNED = defaultdict(
     lambda: "It is what the session reports.",
     key="Open another session: Session(key).",
@@ -255,10 +258,15 @@ class Session(SessionAgent):
         ]
         if state.drift is not None:
             drift = state.drift
-            number = sum(map(len, (drift.added, drift.removed, drift.changed, drift.renamed)))
+            names = [*drift.added, *drift.removed, *drift.changed, *drift.renamed]
+            number, shown = len(names), ", ".join(map(short_repr, names[:_DRIFT_NAMED]))
+            kept = (
+                "were kept" if state.has_kept_drift else "were restored as the checkpoint has them"
+            )
             notices.append(
                 f"{number} file{'s' if number != 1 else ''} changed since the last checkpoint, by "
-                "another process or by an interrupted tool."
+                f"another process or by an interrupted tool: {shown}"
+                f"{', …' if number > _DRIFT_NAMED else ''}. The files {kept}."
             )
         if state.workspace is not None:
             if state.workspace.recovered is not None:

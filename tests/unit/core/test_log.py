@@ -11,6 +11,7 @@ import pytest
 
 from agent_checkpoint import (
     Checkpointable,
+    ImmutableError,
     InvalidInputError,
     Log,
     StateError,
@@ -373,3 +374,35 @@ def test_while_a_moment_is_held_the_items_are_copied_only_once() -> None:
         log[-1] = f"streamed {token}"
     assert log._items is first
     assert view.inline() == items
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda log: log.pop(),
+        lambda log: log.insert(0, 1),
+        lambda log: log.clear(),
+        lambda log: log.remove(1),
+        lambda log: log.sort(),
+        lambda log: log.reverse(),
+        lambda log: log.__delitem__(0),
+        lambda log: log.__imul__(2),
+    ],
+)
+def test_other_methods_of_a_list_say_what_to_use(change):
+    log = Log([1, 2])
+    with pytest.raises(ImmutableError, match=r"append\(item\).*truncate\(n\).*replace\(items\)"):
+        change(log)
+    assert log == [1, 2]
+
+
+def test_items_are_added_by_plus_equals():
+    log = same = Log([1])
+    log += [2, 3]
+    assert log is same
+    assert log == [1, 2, 3]
+
+
+def test_assigning_an_item_names_the_ways_to_replace_items():
+    with pytest.raises(InvalidInputError, match=r"session.messages = \[…\]"):
+        Log([1, 2])[0] = 3

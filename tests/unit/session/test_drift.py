@@ -45,7 +45,10 @@ def test_it_is_kept_and_recorded(manager, place, drifted):
         assert session.drift.removed == ["run.sh"]
         assert session.drift.changed == {"src/app.py": ("content",)}
         (notice,) = session.notices
-        assert notice.startswith("3 files changed since the last checkpoint, by another process")
+        assert notice == (
+            "3 files changed since the last checkpoint, by another process or by an interrupted "
+            "tool: 'added.txt', 'run.sh', 'src/app.py'. The files were kept."
+        )
         (row, opened) = session.history(2)
         assert (row["kind"], opened["kind"]) == ("drift", "open")
         assert row["label"] == "files that others have changed"
@@ -119,6 +122,7 @@ def test_many_changes_are_counted_and_some_are_named(manager, place):
     with Session("job", store=manager) as session:
         (notice,) = session.notices
         assert notice.startswith("50 files changed since the last checkpoint, by another process")
+        assert notice.endswith("'03.txt', '04.txt', …. The files were kept.")
         assert len(read_session_record(manager.store, manager.store.head("job")).drift) == 20
 
 
@@ -142,3 +146,11 @@ def test_a_change_of_permissions_is_one(manager, place):
     with Session("job", store=manager, on_drift="restore") as session:
         assert session.drift.changed == {"run.sh": ("mode",)}
         assert files_of(place)["run.sh"][1] == 0o755
+
+
+def test_the_notice_says_that_files_were_restored(manager, place, drifted):
+    with Session("job", store=manager, on_drift="restore") as session:
+        assert files_of(place) == drifted
+        (notice,) = session.notices
+        assert "'added.txt'" in notice
+        assert notice.endswith("The files were restored as the checkpoint has them.")

@@ -50,6 +50,10 @@ if TYPE_CHECKING:
 
 _MAX_WORKERS = 32
 _MAX_LABEL = 120
+_EXPECTED = (
+    "run_tools takes a message of the model, such as the reply of session.model(), or "
+    "session.messages for the calls at the end of the conversation"
+)
 _IN_DOUBT = "Do not assume that it took effect, nor that it did not: check first."
 _BLOCKED = f"{_IN_DOUBT} The same call is not made again until a person has recorded the outcome."
 _COMPENSATED = "The call took effect, and the effect was compensated since."
@@ -227,6 +231,8 @@ class ToolCalls:
     def _append(self, message: Any, dialect: Dialect) -> bool:
         """Append a message of the model unless the conversation ends with it."""
         messages = self._scope.messages
+        if message is None or isinstance(message, (str, bytes, int, float)):
+            raise InvalidInputError(f"{_EXPECTED}, not {short_repr(message)}.")
         is_same, self._last_message = message is self._last_message, message
         reply = [] if message is messages else dialect.reply(message)
         turn = LastTurn(messages, dialect)
@@ -236,10 +242,7 @@ class ToolCalls:
         if reply == [plain(one) for one in messages[-len(reply) :]]:  # the user's, or all of it
             return False
         if any(dialect.read(one, 0).role not in ("model", "call") for one in reply):
-            raise InvalidInputError(
-                "run_tools takes a message of the model, or session.messages for the calls at the "
-                "end of the conversation."
-            )
+            raise InvalidInputError(f"{_EXPECTED}.")
         messages.extend(reply)
         return True
 

@@ -12,6 +12,9 @@ from agent_checkpoint.session.tools.tool import Tool, default_name, local_tool
 Tools = Union[Mapping[str, Callable[..., Any]], Iterable[Callable[..., Any]]]
 
 
+_EXPECTED = "tools= is a list of Python functions, or a dict of functions by name"
+
+
 class BoundTool(NamedTuple):
     """A tool, and the object that it is called on if it is a method."""
 
@@ -28,6 +31,8 @@ def toolbox(tools: Tools) -> dict[str, BoundTool]:
     Raises:
         InvalidInputError: an item is not a function, has no name, or two have the same name.
     """
+    if isinstance(tools, str) or not isinstance(tools, (Mapping, Iterable)):
+        raise InvalidInputError(f"{_EXPECTED}, not {short_repr(tools)}.")
     if isinstance(tools, Mapping):
         named = list(tools.items())
     else:
@@ -35,7 +40,7 @@ def toolbox(tools: Tools) -> dict[str, BoundTool]:
     found: dict[str, BoundTool] = {}
     for name, function in named:
         if not callable(function):
-            raise InvalidInputError(f"The tool {short_repr(name)} is not a function.")
+            raise InvalidInputError(f"{_EXPECTED}; {short_repr(name)} is not a function.")
         if name in found:
             raise InvalidInputError(
                 f"Two tools are named {short_repr(name)}. Pass a dict of tools by name."
@@ -57,6 +62,11 @@ def _name_of(function: Any) -> str:
     spec = getattr(function, "tool", None)
     if isinstance(spec, Tool) and spec.name != default_name(spec.function):
         return spec.name
+    if isinstance(function, (Mapping, str)):
+        raise InvalidInputError(
+            f"{_EXPECTED}, not their schemas or names, as {short_repr(function)} is. Pass schemas "
+            "to the model."
+        )
     name = getattr(function, "__name__", None)
     if not isinstance(name, str):
         raise InvalidInputError(

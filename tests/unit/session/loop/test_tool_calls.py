@@ -124,6 +124,24 @@ def test_a_message_of_the_user_is_not_appended(memory):
         assert len(session.messages) == 1
 
 
+@pytest.mark.parametrize("message", ["hello", None, 7, b"x"])
+def test_what_is_no_message_is_refused(memory, message):
+    with Session("job", store=memory, provider=A) as session:
+        with pytest.raises(InvalidInputError, match=r"run_tools takes a message of the model"):
+            session.run_tools(message, TOOLS)
+        assert len(session.messages) == 0
+
+
+@pytest.mark.parametrize(
+    "tools", [[{"name": "double", "input_schema": {}}], ["double"], "double", None, {"double": {}}]
+)
+def test_schemas_and_names_are_no_tools(memory, tools):
+    with Session("job", store=memory, provider=A) as session:
+        with pytest.raises(InvalidInputError, match=r"tools= is a list of Python functions"):
+            session.run_tools(text_reply(A, "yes"), tools)
+        assert len(session.messages) == 0
+
+
 def test_the_provider_must_be_known(memory):
     with Session("job", store=memory) as session:
         with pytest.raises(InvalidInputError, match="needs a provider"):
