@@ -299,27 +299,8 @@ class SessionOpener:
         }
         results = restore_parts(head.parts, targets, reader=self._store.reader(head))
         for name, result in results.items():
-            self._note_mismatch(name, result)
+            self._state.note_mismatch(name, result)
         self._state.new_parts = [name for name in live if name not in head.parts]
-
-    def _note_mismatch(self, name: str, result: Any) -> None:
-        """Add a notice if the fields of a loaded part are not those of the checkpoint."""
-        found = []
-        for words, keys in (
-            ("not in the checkpoint, and kept as they are", getattr(result, "missing_keys", None)),
-            (
-                "only in the checkpoint, not loaded, and not in the next checkpoint",
-                getattr(result, "unexpected_keys", None),
-            ),
-        ):
-            if isinstance(keys, (list, tuple)) and keys:
-                names = [short_repr(key) for key in keys[:_MAX_NAMED]]
-                found.append(f"{words}: {', '.join(names)}{', …' * (len(keys) > _MAX_NAMED)}")
-        if found:
-            self._state.add_notice(
-                f"The fields of {short_repr(name)} have changed; {'; '.join(found)}. If a field "
-                "was renamed, change the version of the class and register a migration."
-            )
 
     # -- files -----------------------------------------------------------------------------------
 

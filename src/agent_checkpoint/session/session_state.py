@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
     from agent_checkpoint.workspace.workspace import Workspace
 
+_MAX_NAMED = 20
 RESERVED_PARTS = frozenset({AGENT, MESSAGES, CALLS, MODEL_CALLS, TASKS, FILES, SESSION_PART})
 
 
@@ -111,6 +112,25 @@ class SessionState:
         """Add a notice for the agent, once."""
         if words not in self.problems:
             self.problems.append(words)
+
+    def note_mismatch(self, name: str, result: Any) -> None:
+        """Add a notice if the fields of a loaded part are not those of the checkpoint."""
+        found = []
+        for words, keys in (
+            ("not in the checkpoint, and kept as they are", getattr(result, "missing_keys", None)),
+            (
+                "only in the checkpoint, not loaded, and not in the next checkpoint",
+                getattr(result, "unexpected_keys", None),
+            ),
+        ):
+            if isinstance(keys, (list, tuple)) and keys:
+                names = [short_repr(key) for key in keys[:_MAX_NAMED]]
+                found.append(f"{words}: {', '.join(names)}{', …' * (len(keys) > _MAX_NAMED)}")
+        if found:
+            self.add_notice(
+                f"The fields of {short_repr(name)} have changed; {'; '.join(found)}. If a field "
+                "was renamed, change the version of the class and register a migration."
+            )
 
     # -- checks ----------------------------------------------------------------------------------
 

@@ -351,7 +351,8 @@ class Subagent(SessionAgent):
             scope.status = type(scope.status)(run=scope.status.run + 1)
             scope.is_restarted = True
             return False
-        restore_parts(saved, found, reader=reader)
+        for part, result in restore_parts(saved, found, reader=reader).items():
+            state.note_mismatch(part, result)
         scope.has_model_calls = qualified_part(scope.path, MODEL_CALLS) in saved
         scope.counted_model_calls = len(scope.model_calls)
         if scope.status.status == FAILED:

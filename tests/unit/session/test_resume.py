@@ -744,3 +744,23 @@ def test_fields_that_changed_without_a_version_are_a_notice(manager):
         assert "kept as they are: 'memory'; only in the checkpoint" in agent
         assert "'notes'. If a field was renamed" in agent
         assert "'helper'" in helper
+
+
+def test_fields_of_a_sub_agent_that_changed_are_a_notice(manager):
+    def helper(name):
+        class Helper(Checkpointable):
+            def __init__(self):
+                setattr(self, name, [])
+
+        return Helper()
+
+    first, second = Session("job", store=manager), helper("notes")
+    with pytest.raises(KeyError), first as session, session.subagent("help", agent=second):
+        session.save()
+        raise KeyError
+    again = Session("job", store=manager)
+    with again as session, session.subagent("help", agent=helper("memory")):
+        (notice,) = [words for words in session.notices if "have changed" in words]
+        assert "help" in notice
+        assert "'memory'" in notice
+        assert "'notes'" in notice
