@@ -2,10 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
 from typing import Any
+
+_MAX_JSON_DEPTH = 80
+_MAX_REPEATS = 10_000
+
+
+class Visits:
+    """Bounds the walk through a value whose parts refer to each other."""
+
+    def __init__(self, max_depth: int) -> None:
+        self._max_depth = max_depth
+        self._path: set[int] = set()
+        self._seen: dict[int, Any] = {}
+        self._repeats = 0
+
+    def enter(self, container: Any) -> bool:
+        """Return whether to walk through a container, until `leave`.
+
+        Not if it contains itself, is nested too deeply, or if shared containers were entered so
+        often that the walk would not end in reasonable time.
+        """
+        key = id(container)
+        self._repeats += key in self._seen
+        if key in self._path or len(self._path) >= self._max_depth or self._repeats > _MAX_REPEATS:
+            return False
+        self._seen[key] = container  # kept, so that no other container gets its id
+        self._path.add(key)
+        return True
+
+    def leave(self, container: Any) -> None:
+        """End the walk through a container."""
+        self._path.discard(id(container))
 
 
 def get(source: Any, *names: str) -> Any:
@@ -59,3 +91,42 @@ def plain(source: Any, *, defaults: bool = False) -> Any:
         named = {field.name: getattr(source, field.name) for field in dataclass_fields(source)}
         return plain(named, defaults=defaults)
     return source
+
+
+def json_value(source: Any, describe: Callable[[Any], Any]) -> Any:
+    """Return any value as JSON; what JSON does not have is described, and keys become text."""
+    try:
+        return json.loads(json.dumps(plain(source), default=describe, allow_nan=False))
+    except Exception:  # user classes may raise anything
+        return _converted(source, describe, Visits(_MAX_JSON_DEPTH))
+
+
+def _converted(source: Any, describe: Callable[[Any], Any], visits: Visits) -> Any:
+    if source is None or type(source) in (str, int, bool):
+        return source
+    is_dict = isinstance(source, Mapping)
+    if not is_dict and not isinstance(source, (list, tuple)):
+        try:
+            return json.loads(json.dumps(plain(source), default=describe, allow_nan=False))
+        except Exception:  # user classes may raise anything
+            return _text(source, describe)
+    if not visits.enter(source):
+        return f"<{type(source).__name__}>"
+    try:
+        if is_dict:
+            return {
+                name if isinstance(name, str) else _text(name, str): _converted(
+                    item, describe, visits
+                )
+                for name, item in source.items()
+            }
+        return [_converted(item, describe, visits) for item in source]
+    finally:
+        visits.leave(source)
+
+
+def _text(source: Any, describe: Callable[[Any], Any]) -> str:
+    try:
+        return str(source) if isinstance(source, float) else str(describe(source))
+    except Exception:  # user classes may raise anything
+        return f"<{type(source).__name__}>"

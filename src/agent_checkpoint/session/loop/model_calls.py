@@ -1,16 +1,17 @@
 """Calls a model through the user's function, and records the calls of one agent.
 
 A row holds what is new in the request since the row before, so that a conversation is stored once
-and not once per call. Headers and clients are not recorded.
+and not once per call. Clients, headers and other credentials are not recorded.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,11 +23,15 @@ from agent_checkpoint.session.current_session import current_task
 from agent_checkpoint.session.loop.request_prefix import compare, json_text
 from agent_checkpoint.session.loop.usage import cost_of, tokens_in
 from agent_checkpoint.session.session_state import SessionState
-from agent_checkpoint.transcripts.fields import get, plain
+from agent_checkpoint.transcripts.fields import get, json_value, plain
 
-_NOT_RECORDED = frozenset(
-    {"extra_headers", "headers", "api_key", "client", "http_client", "http_options", "extra_query"}
+_NOT_RECORDED = frozenset({"client", "http_client", "http_options", "extra_query"})
+_CREDENTIAL = re.compile(
+    r"(^|_)(headers?|cookies?|auth|authorization|credentials?|password|passwd|passphrase)(_|$)"
+    r"|secret|(^|_)(api|access|account|private|subscription)_?keys?(_|$)"
+    r"|(^|_)(auth|access|ad|api|bearer|id|oauth|refresh|security|session)_?token(_|$)|^token$"
 )
+_CONVERSATION = frozenset({"messages", "input", "contents"})
 _STREAM = (
     "send returned a stream, which is not a reply yet. Pass a function that reads the stream and "
     "returns the final message."
@@ -87,10 +92,11 @@ class ModelCalls:
         try:
             yield row
         except Exception as error:
-            status = get(error, "status_code", "status", "code")
             row["error"] = {"type": type(error).__name__}
-            if isinstance(status, (int, str)):
-                row["error"]["status"] = status
+            with suppress(Exception):  # the error of the call is raised, not one of its properties
+                status = get(error, "status_code", "status", "code")
+                if isinstance(status, (int, str)):
+                    row["error"]["status"] = json_value(status, _described)
             raise
         finally:
             if row:
@@ -101,8 +107,9 @@ class ModelCalls:
     ) -> None:
         state = self._state
         reply = outcome.get("reply")
-        names = [sent.get("model"), get(reply, "model", "model_version", "modelVersion")]
-        row: dict[str, Any] = {"model": next((name for name in names if name), None)}
+        models = [sent.get("model"), get(reply, "model", "model_version", "modelVersion")]
+        names = [one if isinstance(one, str) else json_text(one) for one in models if one]
+        row: dict[str, Any] = {"model": next(iter(names), None)}
         tokens, prices = tokens_in(reply), state.prices
         price = next((prices[name] for name in names if name in prices), None)
         if tokens is not None:
@@ -141,13 +148,36 @@ def _for_client(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _request_json(request: Mapping[str, Any]) -> dict[str, Any]:
-    recorded = {name: value for name, value in request.items() if name not in _NOT_RECORDED}
-    values = _as_json(recorded)
-    if isinstance(values.get("config"), dict):
-        values["config"] = {
-            name: value for name, value in values["config"].items() if name not in _NOT_RECORDED
-        }
-    return values  # type: ignore[no-any-return]
+    """Return a request as JSON, without clients and credentials.
+
+    The conversation is recorded as it is sent, because it is also stored as such.
+    """
+    return {
+        name: _without_credentials(json_value(value, _described), name)
+        if name not in _CONVERSATION
+        else json_value(value, _described)
+        for name, value in request.items()
+        if name not in _NOT_RECORDED and not _is_credential(name)
+    }
+
+
+def _without_credentials(value: Any, within: str) -> Any:
+    if isinstance(value, list):
+        return [_without_credentials(item, within) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if within == "properties":  # of a JSON schema: its names are those of parameters
+        return {name: _without_credentials(item, "") for name, item in value.items()}
+    return {
+        name: _without_credentials(item, name)
+        for name, item in value.items()
+        if not _is_credential(name) and not (within == "config" and name in _NOT_RECORDED)
+    }
+
+
+def _is_credential(name: str) -> bool:
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^a-zA-Z0-9]+", "_", name).lower()
+    return _CREDENTIAL.search(words) is not None
 
 
 def _reply_json(reply: Any) -> Any:
@@ -161,14 +191,7 @@ def _reply_json(reply: Any) -> Any:
         hasattr(reply, name) for name in ("__next__", "__anext__", "__enter__")
     ):
         raise InvalidInputError(_STREAM)
-    return _as_json(reply)
-
-
-def _as_json(value: Any) -> Any:
-    try:
-        return json.loads(json.dumps(plain(value), default=_described))
-    except (TypeError, ValueError, RecursionError):
-        return _described(value)
+    return json_value(reply, _described)
 
 
 def _described(value: Any) -> Any:

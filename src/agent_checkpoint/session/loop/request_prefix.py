@@ -43,7 +43,7 @@ def compare(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Prefix:
     """Compare a request with the last one; both are JSON."""
     old, new = {} if before is None else _sections(before), _sections(now)
     texts = {path: list(map(json_text, items)) for path, items in new.items()}
-    total = sum(len(text.encode()) for items in texts.values() for text in items)
+    total = sum(_size(text) for items in texts.values() for text in items)
     if before is None:
         return Prefix(total, 0, None)
     if before.get("model") != now.get("model"):
@@ -54,10 +54,10 @@ def compare(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Prefix:
         for index, (last, item) in enumerate(zip(known, items)):
             text, last_text = texts[path][index], json_text(last)
             if text != last_text:
-                same = len(text[: _common_length(text, last_text)].encode())
+                same = _size(text[: _common_length(text, last_text)])
                 where = _difference(_place(path, index, now), last, item)
                 return Prefix(total, unchanged + same, where)
-            unchanged += len(text.encode())
+            unchanged += _size(text)
         if len(known) != len(items) and path not in _CONVERSATION:
             index = min(len(known), len(items))
             where = _place(path, index, now if index < len(items) else before)
@@ -78,6 +78,10 @@ def _sections(request: Mapping[str, Any]) -> dict[str, list[Any]]:
             items = value if isinstance(value, list) else [value]
             found[path] = [_without_markers(item) for item in items]
     return found
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))  # a reply may end within a character
 
 
 def _common_length(one: str, other: str) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from http import HTTPStatus
 from types import SimpleNamespace
 
 import pytest
@@ -459,3 +460,98 @@ def test_storage_follows_what_is_new(memory):
     raw = sum(len(json.dumps(message)) for message in session.messages)
     assert sizes[199] < 4 * raw  # every request in full would be a hundred times as much
     assert len(json.dumps(list(session.model_calls))) < 3 * raw  # also in memory
+
+
+def _circular():
+    value = {"name": "a"}
+    return {**value, "again": value} if value.setdefault("self", value) else value
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"messages": [{"role": "assistant", "content": "x \ud83d"}]},
+        {"metadata": {("a", 1): 2}},
+        {"metadata": _circular()},
+        {"model": {"a": 1}},
+        {"model": ["a"]},
+        {"temperature": float("nan")},
+        {"metadata": SimpleNamespace(a={(1, 2)})},
+    ],
+)
+def test_a_request_that_is_not_json_is_recorded(memory, request_):
+    prices = {"m": {"input": 1, "output": 2}}
+    with Session("job", store=memory, prices=prices) as session:
+        for _ in range(2):
+            assert session.model(send, **request_) is REPLY
+        assert session.model_calls[-1]["tokens"]["output"] == 5
+    with Session("job", store=memory) as session:
+        assert list(session.model_request(-1)) == list(request_)
+
+
+def test_a_circular_value_leaves_the_rest_of_the_request_as_it_is(memory):
+    with Session("job", store=memory) as session:
+        session.model(send, metadata=_circular(), messages=[{"role": "user", "content": "a"}])
+        request = session.model_request(-1)
+        assert request["messages"] == [{"role": "user", "content": "a"}]
+        assert request["metadata"] == {
+            "name": "a",
+            "self": {"name": "a", "self": "<dict>"},
+            "again": {"name": "a", "self": "<dict>"},
+        }
+
+
+def test_the_status_of_an_error_is_a_plain_number(memory):
+    class LimitedError(Exception):
+        code = HTTPStatus.TOO_MANY_REQUESTS
+
+    class BrokenError(Exception):
+        @property
+        def status_code(self):
+            raise KeyError
+
+    def fail(error):
+        raise error
+
+    with Session("job", store=memory) as session:
+        for error in (LimitedError(), BrokenError()):
+            with pytest.raises(type(error)):
+                session.model(lambda error=error, **_: fail(error), model="m")
+        rows = [row["error"] for row in session.model_calls]
+        assert rows == [{"type": "LimitedError", "status": 429}, {"type": "BrokenError"}]
+        assert type(rows[0]["status"]) is int
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"mcp_servers": [{"url": "u", "authorization_token": "SECRET"}]},
+        {"tools": [{"type": "mcp", "headers": {"Authorization": "Bearer SECRET"}}]},
+        {"tools": [{"type": "mcp", "authorization": "SECRET"}]},
+        {"extra_body": {"api_key": "SECRET"}},
+        {"aws_secret_access_key": "SECRET"},
+        {"aws_session_token": "SECRET"},
+        {"default_headers": {"x-api-key": "SECRET"}},
+        {"extra_body": {"x-api-key": "SECRET", "apiKey": "SECRET"}},
+        {"config": {"tools": [{"google_maps": {"authConfig": {"apiKeyString": "SECRET"}}}]}},
+        {"config": {"httpOptions": {"headers": "SECRET"}}},
+    ],
+)
+def test_credentials_are_not_recorded_at_any_depth(memory, request_):
+    with Session("job", store=memory) as session:
+        session.model(send, model="m", **request_)
+        assert "SECRET" not in json.dumps(session.model_calls.to_list())
+
+
+def test_what_only_sounds_like_a_credential_is_recorded(memory):
+    schema = {"type": "object", "properties": {"password": {"type": "string"}, "headers": {}}}
+    request = {
+        "max_tokens": 9,
+        "prompt_cache_key": "k",
+        "tools": [{"name": "a", "input_schema": schema}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "a", "token": 1}]}],
+        "thinking": {"budget_tokens": 1024},
+    }
+    with Session("job", store=memory) as session:
+        session.model(send, **request)
+        assert session.model_request(-1) == request
