@@ -54,12 +54,13 @@ async def run_to_completion(
 ) -> tuple[Any, BaseException | None]:
     """Run a step off the event loop; return its result, and a CancelledError received meanwhile.
 
-    The step always completes, because it may write. Raises what the step raises.
+    The step always completes, because it may write. Raises what the step raises; RuntimeError for a
+    StopIteration.
     """
     with block_forks():
         import asyncio  # slow to import, and many programs do not use it
 
-    work = asyncio.ensure_future(asyncio.to_thread(step, *args))
+    work = asyncio.ensure_future(asyncio.to_thread(_without_stop_iteration, step, *args))
     cancelled: BaseException | None = None
     while not work.done():
         try:
@@ -67,3 +68,11 @@ async def run_to_completion(
         except asyncio.CancelledError as error:
             cancelled = error
     return work.result(), cancelled
+
+
+def _without_stop_iteration(step: Callable[..., Any], *args: Any) -> Any:
+    """Run a step; a future cannot hold a StopIteration, so that its awaiter would wait forever."""
+    try:
+        return step(*args)
+    except StopIteration as error:
+        raise RuntimeError("The function raised StopIteration.") from error

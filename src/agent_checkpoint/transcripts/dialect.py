@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.transcripts.draft import Block, Draft, Fault, Message, Role
-from agent_checkpoint.transcripts.fields import get, plain, rewritten
+from agent_checkpoint.transcripts.fields import get, json_value, plain, rewritten
 
 PART_REMOVED = "(A part of this conversation was removed here.)"
 NOT_OF_USER = Fault("misplaced-block", "only the model makes calls and thinks")
@@ -31,8 +31,13 @@ class Answer(NamedTuple):
     def text(self) -> str:
         """The note and the value as text."""
         is_text = isinstance(self.value, str)
-        text = self.value if is_text else json.dumps(self.value, ensure_ascii=False, default=str)
+        text = self.value if is_text else json.dumps(self.json, ensure_ascii=False)
         return f"{self.note}\n\n{text}" if self.note else str(text)
+
+    @property
+    def json(self) -> Any:
+        """The value as JSON: what JSON does not have becomes text."""
+        return json_value(self.value, str)
 
     def content(self, types: frozenset[str]) -> Any:
         """The value as it is if it is a list of blocks of these types, else as text."""

@@ -73,7 +73,7 @@ class GeminiContents(Dialect):
     def result(self, call: Block, answer: Answer) -> Any:
         """Return a part with a function response."""
         key = "error" if answer.error else "output"
-        value = answer.value
+        value = answer.json
         response: dict[str, Any] = (
             {"name": call.name} if call.id is None else {"id": call.id, "name": call.name}
         )

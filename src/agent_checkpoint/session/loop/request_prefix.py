@@ -58,7 +58,7 @@ def compare(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Prefix:
                 where = _difference(_place(path, index, now), last, item)
                 return Prefix(total, unchanged + same, where)
             unchanged += _size(text)
-        if len(known) != len(items) and path not in _CONVERSATION:
+        if len(known) > len(items) or (len(known) < len(items) and path not in _CONVERSATION):
             index = min(len(known), len(items))
             where = _place(path, index, now if index < len(items) else before)
             return Prefix(total, unchanged, where)

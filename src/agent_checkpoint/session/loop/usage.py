@@ -75,6 +75,8 @@ def check_prices(prices: Prices) -> None:
 
 
 def _is_anthropic(reply: Any, usage: Mapping[str, Any]) -> bool:
+    if _field(usage, "prompt_tokens", "prompt_tokens_details", "input_tokens_details") is not None:
+        return False  # gateways add Anthropic's fields to a usage in OpenAI's form
     names = ("cache_read_input_tokens", "cache_creation_input_tokens")
     return _field(reply, "type") == "message" or any(name in usage for name in names)
 

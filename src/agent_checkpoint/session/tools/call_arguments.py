@@ -19,26 +19,35 @@ from agent_checkpoint.records import JsonValue, safe_repr, short_repr
 from agent_checkpoint.redaction import Redactor
 from agent_checkpoint.seal import keyed_digest
 from agent_checkpoint.store.objects.splitting import inline_tree
-from agent_checkpoint.transcripts.fields import plain
+from agent_checkpoint.transcripts.fields import Visits, plain
 
 _MAX_DESCRIPTION = 120
 _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
+_MAX_RECORDED_DEPTH = 20
 _OUTER_DEPTH = 5
 """The nesting depth at which a value is stored in the list of calls."""
 
 
-def recordable(value: Any, redactor: Redactor | None = None, depth: int = 0) -> Any:
+def recordable(value: Any, redactor: Redactor | None = None) -> Any:
     """Return a copy of a value for the list of calls, or a description of it.
 
     A value that would be pickled is described: a session must open without its class or secret. A
     description is redacted before it is cut: the rest of a secret would not be recognized.
     """
+    return _recordable(value, redactor, 0, Visits(_MAX_RECORDED_DEPTH + 1))
+
+
+def _recordable(value: Any, redactor: Redactor | None, depth: int, visits: Visits) -> Any:
     if type(value) in _PLAIN:
         return value
-    if depth < 20 and type(value) in (list, tuple):
-        return type(value)(recordable(item, redactor, depth + 1) for item in value)
-    if depth < 20 and type(value) is dict and all(type(name) is str for name in value):
-        return {name: recordable(item, redactor, depth + 1) for name, item in value.items()}
+    is_dict = type(value) is dict and all(type(name) is str for name in value)
+    if depth < _MAX_RECORDED_DEPTH and (is_dict or type(value) in (list, tuple)):
+        if not visits.enter(value):
+            return f"<{type(value).__name__}>"
+        parts = value.values() if is_dict else value
+        copies = [_recordable(item, redactor, depth + 1, visits) for item in parts]
+        visits.leave(value)
+        return dict(zip(value, copies)) if is_dict else type(value)(copies)
     if is_stateful(value):  # its state may be arbitrarily large
         return f"<{type(value).__name__}>"
     try:

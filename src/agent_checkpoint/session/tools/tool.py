@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar, overload
 
@@ -15,7 +15,7 @@ from agent_checkpoint.options import check_option
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.session.current_session import current_session, open_sessions
 from agent_checkpoint.session.tools.effect_kinds import BEHAVIOURS, EffectBehaviour, EffectKind
-from agent_checkpoint.session.tools.invoke import OWNER_NAMES, split_arguments
+from agent_checkpoint.session.tools.invoke import OWNER_NAMES, run_if_awaitable, split_arguments
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -64,8 +64,9 @@ class Tool:
 
     @property
     def is_async(self) -> bool:
-        """Whether the function is a coroutine function."""
-        return inspect.iscoroutinefunction(self.function)
+        """Whether the function is a coroutine function, or an object that is called as one."""
+        call = getattr(type(self.function), "__call__", None)  # noqa: B004
+        return any(map(inspect.iscoroutinefunction, (self.function, call)))
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return the object that a method is called on, and the arguments by name.
@@ -88,6 +89,22 @@ class Tool:
             named[EFFECT_PARAMETER] = effect
         args, kwargs = split_arguments(self.parameters, named)
         return self.function(*args, **kwargs)
+
+    def for_model(self) -> Tool:
+        """Return the tool for calls of a model, which needs a result and not an awaitable.
+
+        A function that is no coroutine function may return one, such as a decorated one: it is run.
+        The returned tool refuses a generator with InvalidInputError.
+        """
+        if self.is_async:
+            return self
+        function = self.function
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return _finished(self.name, function(*args, **kwargs))
+
+        return replace(self, function=call)
 
     def keyword_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments for `key=`, `verify=` and `undo=`, with `**kwargs` flattened."""
@@ -200,10 +217,25 @@ def tool(
             is_method=first in OWNER_NAMES and "." in _qualified_name(function),
             takes_effect=EFFECT_PARAMETER in parameters,
         )
-        _TOOLS[spec.name, spec.module] = spec
-        return _session_wrapper(spec)
+        # Who calls it directly gets what the function returns. A method is found by its one spec.
+        registered = spec if spec.is_method else spec.for_model()
+        _TOOLS[spec.name, spec.module] = registered
+        wrapper = _session_wrapper(spec)
+        wrapper.tool = registered
+        return wrapper
 
     return decorate if function is None else decorate(function)
+
+
+def _finished(tool_name: str, result: Any) -> Any:
+    if inspect.isawaitable(result):
+        return run_if_awaitable(result)
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise InvalidInputError(
+            f"{tool_name} returned a generator, which has not run and cannot be told to a model. "
+            "Return a list."
+        )
+    return result
 
 
 def local_tool(function: Callable[..., Any], name: str) -> Tool:
@@ -227,7 +259,7 @@ def local_tool(function: Callable[..., Any], name: str) -> Tool:
         signature=signature,
         is_method=False,
         takes_effect=False,
-    )
+    ).for_model()
 
 
 def default_name(function: Callable[..., Any]) -> str:
@@ -261,7 +293,6 @@ def _session_wrapper(spec: Tool) -> Any:
             return session.run(spec, args, kwargs)
 
         wrapper = call
-    wrapper.tool = spec
     wrapper.__signature__ = spec.signature
     return wrapper
 

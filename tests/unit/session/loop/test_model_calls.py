@@ -9,6 +9,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Session
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
+from agent_checkpoint.session.loop.usage import tokens_in
 from tests.unit.session.stores import Killed, killed
 
 USAGE = {"input_tokens": 3, "output_tokens": 5, "cache_read_input_tokens": 90}
@@ -342,7 +343,7 @@ def test_a_longer_conversation_keeps_its_prefix(memory):
         assert prefixes(session, first) == (total, 0, None)
         longer = size(*TOOLS, "be kind", *conversation(5))
         assert prefixes(session, second) == (longer, total, None)
-        assert prefixes(session, first) == (total, total, None)
+        assert prefixes(session, first) == (total, total, "messages[3]")
 
 
 def changed(**changes):
@@ -555,3 +556,19 @@ def test_what_only_sounds_like_a_credential_is_recorded(memory):
     with Session("job", store=memory) as session:
         session.model(send, **request)
         assert session.model_request(-1) == request
+
+
+def test_messages_removed_at_the_end_are_a_difference(memory):
+    messages = [{"role": "user", "content": str(n)} for n in range(4)]
+    with Session("job", store=memory) as session:
+        for sent in (messages, messages[:2], messages):
+            session.model(send, model="m", messages=sent)
+        differences = [row["prefix"]["difference"] for row in session.model_calls]
+        assert differences == [None, "messages[2]", None]
+
+
+@pytest.mark.parametrize("details", [{}, {"prompt_tokens_details": {"cached_tokens": 80}}])
+def test_cached_tokens_of_a_gateway_are_counted_once(details):
+    usage = {"prompt_tokens": 100, "completion_tokens": 5, "cache_read_input_tokens": 80, **details}
+    tokens = tokens_in({"object": "chat.completion", "usage": usage})
+    assert tokens == {"input": 100, "output": 5, "cached": 80}

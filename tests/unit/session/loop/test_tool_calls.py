@@ -1,9 +1,13 @@
 """run_tools: the calls of a model's message are made once each, and their results appended."""
 
 import asyncio
+import datetime
+import functools
 import json
 import threading
 from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import PurePosixPath
 
 import pytest
 
@@ -914,3 +918,117 @@ def test_a_cancelled_run_goes_on_later(memory):
     session.run_tools(message, tools)
     assert _made == [1]
     assert "interrupted" in results(session.messages)[1][1]
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize(
+    "value",
+    [
+        {(1, 2): 3},
+        {"when": datetime.date(2026, 1, 2)},
+        {1},
+        b"x",
+        Decimal(1),
+        PurePosixPath("/x"),
+        float("nan"),
+        [{1: {"a": float("inf")}}],
+    ],
+    ids=str,
+)
+def test_a_result_that_is_not_json_becomes_json(memory, provider, value):
+    def get_value():
+        return value
+
+    with Session("job", store=memory, provider=provider) as session:
+        session.messages.append(USER[provider])
+        session.run_tools(reply(provider, ("c1", "get_value", {})), [get_value])
+        json.dumps(session.messages.to_list(), allow_nan=False)
+    with Session("job", store=memory, provider=provider) as session:
+        assert not session.notices
+
+
+def test_a_result_with_references_to_its_parents_is_recorded(memory):
+    def tree():
+        root = {"name": "root", "children": []}
+        for _ in range(4):
+            child = {"parent": root, "children": []}
+            child["children"] = [{"parent": child, "root": root} for _ in range(3)]
+            root["children"].append(child)
+        return root
+
+    with Session("job", store=memory, provider="anthropic") as session:
+        session.messages.append(USER["anthropic"])
+        session.run_tools(reply("anthropic", ("c1", "tree", {})), [tree])
+        result = session.calls[-1]["result"]
+        leaf = {"parent": "<dict>", "root": "<dict>"}
+        assert result["children"][3] == {"parent": "<dict>", "children": [leaf] * 3}
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_tool_that_raises_stop_iteration_has_failed(memory, parallel):
+    def take_next():
+        return next(iter([]))
+
+    async def main():
+        async with Session("job", store=memory, provider="anthropic") as session:
+            session.messages.append(USER["anthropic"])
+            calls = reply("anthropic", ("c1", "take_next", {}), ("c2", "double", {"n": 1}))
+            (message,) = await session.arun_tools(calls, [take_next, double], parallel=parallel)
+            return message["content"]
+
+    first, second = asyncio.run(main())
+    assert "StopIteration" in first["content"]
+    assert (first["is_error"], second["content"]) == (True, "2")
+
+
+class _AsyncObject:
+    async def __call__(self, n):
+        return await adouble(n)
+
+
+def _decorated(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [_decorated(adouble), _AsyncObject(), lambda n: adouble(n), tool(_decorated(adouble))],
+    ids=["decorated", "object", "lambda", "tool"],
+)
+def test_an_awaitable_result_is_awaited(memory, function, is_async):
+    async def arun(session, calls):
+        return await session.arun_tools(calls, {"double": function})
+
+    with Session("job", store=memory, provider="anthropic") as session:
+        session.messages.append(USER["anthropic"])
+        calls = reply("anthropic", ("c1", "double", {"n": 2}))
+        if is_async:
+            asyncio.run(arun(session, calls))
+        else:
+            session.run_tools(calls, {"double": function})
+        assert session.calls[-1]["result"] == 4
+    assert _made == [2]
+
+
+def _numbers(n):
+    yield n
+
+
+async def _anumbers(n):
+    yield n
+
+
+@pytest.mark.parametrize("function", [_numbers, _anumbers])
+def test_a_generator_is_not_a_result(memory, function):
+    with Session("job", store=memory, provider="anthropic") as session:
+        session.messages.append(USER["anthropic"])
+        calls = reply("anthropic", ("c1", "numbers", {"n": 2}))
+        (message,) = session.run_tools(calls, {"numbers": function})
+        (result,) = message["content"]
+        assert result["is_error"] is True
+        assert "returned a generator" in result["content"]

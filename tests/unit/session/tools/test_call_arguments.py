@@ -1,6 +1,7 @@
 """Arguments and results as they are recorded, compared and told."""
 
 import enum
+import json
 import os
 import subprocess
 import sys
@@ -262,3 +263,15 @@ def test_equal_dicts_have_equal_fingerprints_in_any_order() -> None:
 def test_what_is_captured_in_part_has_no_fingerprint(place: Any) -> None:
     with pytest.raises(InvalidInputError, match="built-in types"):
         fingerprint(place(Agent()), "It")
+
+
+def test_the_time_to_record_shared_values_is_bounded():
+    shared = []
+    for _ in range(19):
+        shared = [shared] * 10
+    assert "<list>" in json.dumps(recordable(shared))
+
+
+def test_a_large_value_is_recorded_as_a_whole():
+    rows = [{"n": [n]} for n in range(30_000)]
+    assert recordable(rows) == rows
