@@ -500,8 +500,10 @@ class Session(SessionAgent):
         traceback: TracebackType | None,
     ) -> None:
         leave(self._tokens.pop())
+        # A program that caught the interrupt has gone on: what it did since is saved.
+        is_stopped = self._state.is_interrupted and not isinstance(error, (Exception, type(None)))
         try:
-            if self._state.is_open and self.every != "manual" and not self._state.is_interrupted:
+            if self._state.is_open and self.every != "manual" and not is_stopped:
                 self._end(None if kind is None else f"stopped by {kind.__name__}")
         except CheckpointError:
             if error is None:

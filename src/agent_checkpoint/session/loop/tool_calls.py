@@ -213,6 +213,8 @@ class ToolCalls:
         turn = LastTurn(self._scope.messages, dialect)
         open_calls = turn.open_calls
         batch, is_new_batch = self._open_batch(turn.calls if open_calls else [], is_new)
+        if is_new_batch:
+            self._unfinished.clear()  # ids of other batches
         numbered = zip(batch.ids, turn.calls)
         run = _Run(turn, {call_id: block for call_id, block in numbered if block in open_calls})
         rows = self._rows(batch)

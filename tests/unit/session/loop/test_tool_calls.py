@@ -476,6 +476,37 @@ def test_an_interrupt_is_like_a_crash(memory, place):
         assert results(session.messages) == [("c1", "done")]
 
 
+def test_what_follows_a_caught_interrupt_is_saved(memory):
+    def stop():
+        raise KeyboardInterrupt
+
+    with session_with(A, message := reply(A, ("c1", "stop", {})), memory, provider=A) as session:
+        with pytest.raises(KeyboardInterrupt):
+            session.run_tools(message, [stop])
+        session.messages = transcripts.repair(session.messages, provider=A, session=session)
+        session.messages.append(USER[A])
+        count = len(session.messages)
+    with Session(session.key, store=memory, provider=A) as session:
+        assert len(session.messages) == count
+
+
+@pytest.mark.parametrize("api", ["openai", "gemini"])
+def test_the_id_of_an_interrupted_call_may_be_used_again(api, memory):
+    def work(n):
+        _made.append(n)
+        if n == 1:
+            raise KeyboardInterrupt
+        return n
+
+    with session_with(api, message := reply(api, ("c1", "work", {"n": 1})), memory) as session:
+        with pytest.raises(KeyboardInterrupt):
+            session.run_tools(message, [work], provider=api)
+        session.messages = transcripts.repair(session.messages, provider=api, session=session)
+        session.messages.append(USER[api])
+        session.run_tools(reply(api, ("c1", "work", {"n": 2})), [work], provider=api)
+    assert _made == [1, 2]
+
+
 def test_a_program_that_goes_on_after_an_interrupt_tells_the_model(memory):
     def stop():
         _made.append(1)
