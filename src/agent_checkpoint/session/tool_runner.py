@@ -134,7 +134,9 @@ class ToolRunner:
             )
         owner = self._state.owner(tool, request.part) if tool.is_method else None
         call = ToolCall(tool, owner, arguments_of(self._state.ledger, request), request=request)
-        call.call_id = request.call_id
+        batches = self._state.record.batches
+        if not any(row[0] == self.path and request.seq <= row[2] for row in batches):
+            call.call_id = request.call_id  # else a call of the open batch may have the same id
         try:
             self._begin(call)
             return run_if_awaitable(self._arun(call)) if tool.is_async else self._run(call)

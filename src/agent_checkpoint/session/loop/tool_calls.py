@@ -39,7 +39,7 @@ from agent_checkpoint.store.ledger.ledger_state import COMMITTED, FAILED, UNDONE
 from agent_checkpoint.transcripts import dialect_for, repair
 from agent_checkpoint.transcripts.dialect import Dialect
 from agent_checkpoint.transcripts.draft import Block
-from agent_checkpoint.transcripts.fields import plain
+from agent_checkpoint.transcripts.fields import json_value, plain
 from agent_checkpoint.transcripts.last_turn import LastTurn
 from agent_checkpoint.transcripts.mending import answer_for
 from agent_checkpoint.transcripts.report import CallOutcome
@@ -212,7 +212,8 @@ class ToolCalls:
         is_new = self._append(message, dialect)
         turn = LastTurn(self._scope.messages, dialect)
         open_calls = turn.open_calls
-        batch, is_new_batch = self._open_batch(turn.calls if open_calls else [], is_new)
+        calls = turn.calls if open_calls else []
+        batch, is_new_batch = self._open_batch(calls, dialect, is_new=is_new)
         if is_new_batch:
             self._unfinished.clear()  # ids of other batches
         numbered = zip(batch.ids, turn.calls)
@@ -496,15 +497,19 @@ class ToolCalls:
 
     # -- the batch -------------------------------------------------------------------------------
 
-    def _open_batch(self, calls: list[Block], is_new: bool) -> tuple[_Batch, bool]:
+    def _open_batch(
+        self, calls: list[Block], dialect: Dialect, *, is_new: bool
+    ) -> tuple[_Batch, bool]:
         """Return the batch of these calls, and whether it is a new one."""
         state, known = self._state, self._batch()
         ids: list[str] = []
         for number, block in enumerate(calls):  # some servers give no ids, or the same twice
-            is_unique = isinstance(block.id, str) and bool(block.id) and block.id not in ids
-            ids.append(str(block.id) if is_unique else f"#{number}")
-        sources = [[block.id, block.name, plain(block.source)] for block in calls]
-        digest = hashlib.sha256(json.dumps(sources, default=str).encode()).hexdigest()[:32]
+            name = block.id if isinstance(block.id, str) else ""
+            is_usable = name[:1] not in ("", "#") and name not in ids
+            ids.append(name if is_usable else f"#{number}")
+        sources = [[block.id, block.name, _arguments(block, dialect)] for block in calls]
+        text = json.dumps(json_value(sources, str), sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:32]
         if known is not None and known.digest == digest and not is_new:
             return known, False
         batch = _Batch(len(self._scope.calls), state.ledger.seq, digest, ids)
@@ -525,6 +530,14 @@ class ToolCalls:
         """Return the rows of the batch's calls that have ended, by call id."""
         rows = self._scope.calls[batch.first_call :]
         return {row["call_id"]: row for row in rows if "call_id" in row}
+
+
+def _arguments(block: Block, dialect: Dialect) -> Any:
+    """Return the arguments of a call, the same for every form of writing them."""
+    try:
+        return dialect.arguments(block)
+    except ValueError:
+        return plain(block.source)
 
 
 def _check_parallel(parallel: bool | int) -> None:

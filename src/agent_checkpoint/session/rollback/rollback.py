@@ -342,8 +342,8 @@ class Rollback:
             pending=[] if self._voids else list(current.pending),
             under_way=[] if self._all_parts else list(current.under_way),
             batches=[
-                *(row for row in current.batches if not (rewinds and self._concerns(row[0]))),
-                *(row for row in target_record.batches if rewinds and self._concerns(row[0])),
+                *(row for row in current.batches if not self._rewinds_calls(row[0])),
+                *(row for row in target_record.batches if self._rewinds_calls(row[0])),
             ],
             in_flight=[] if self._all_parts else list(current.in_flight),
             drift=[],
@@ -369,6 +369,10 @@ class Rollback:
     def _is_whole(self, path: str) -> bool:
         """Return whether all parts of an agent are rolled back."""
         return self._all_parts or any(is_within(path, outer) for outer in self._subagents)
+
+    def _rewinds_calls(self, path: str) -> bool:
+        """Return whether the calls of an agent are rolled back, to which its open batch belongs."""
+        return self._is_whole(path) or qualified_part(path, "calls") in self._names
 
     def _removes(self, name: str) -> bool:
         """Return whether to remove a part of the head that the target does not have."""

@@ -476,6 +476,50 @@ def test_an_interrupt_is_like_a_crash(memory, place):
         assert results(session.messages) == [("c1", "done")]
 
 
+def test_a_rollback_of_another_part_keeps_the_results_of_the_open_calls(memory):
+    message = reply(A, ("c1", "double", {"n": 1}), ("c2", "deploy", {"version": 7}))
+    with Session("job", store=memory, provider=A, agent=Agent()) as session:
+        session.messages.append(USER[A])
+        before = session.save()
+        for _ in range(2):
+            with pytest.raises(Suspended):
+                session.run_tools(message, TOOLS)
+            session.rollback(to=before, parts=["agent"])
+    assert _made == [1]
+
+
+def test_calls_are_known_however_their_arguments_are_written(memory):
+    message = reply(A, ("c1", "double", {"n": 1}), ("c2", "deploy", {"version": 7}))
+    with session_with(A, message, memory, provider=A) as session:
+        with pytest.raises(Suspended):
+            session.run_tools(message, TOOLS)
+        blocks = session.messages.to_list()[-1]["content"]
+        blocks[-2]["input"], blocks[-1]["cache_control"] = '{"n": 1}', {"type": "ephemeral"}
+        session.messages[-1] = {"content": blocks, "role": "assistant"}
+        with pytest.raises(Suspended):
+            session.run_tools(session.messages, TOOLS)
+    assert _made == [1]
+
+
+def test_an_older_request_does_not_answer_a_call_of_the_open_batch(memory):
+    with Session("job", store=memory, provider="gemini") as session:
+        session.messages.append(USER["gemini"])
+        requests = []
+        for message in (
+            reply("gemini", ("c1", "deploy", {"version": 1})),
+            reply("gemini", ("c1", "double", {"n": 3}), ("c2", "deploy", {"version": 2})),
+        ):
+            session.messages.truncate(1)  # the first reply is abandoned
+            with pytest.raises(Suspended) as suspended:
+                session.run_tools(message, TOOLS)
+            requests.append(suspended.value.approval_id)
+        for request in requests:
+            session.approvals.approve(request)
+        session.carry_out()
+        session.run_tools(session.messages, TOOLS)
+        assert [str(value) for _, value in results(session.messages)] == ["6", "deployed 2"]
+
+
 def test_what_follows_a_caught_interrupt_is_saved(memory):
     def stop():
         raise KeyboardInterrupt
