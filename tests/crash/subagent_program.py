@@ -92,14 +92,13 @@ def main(store, directory, outside, every):
     os.chdir(directory)
     with session:
         print("working", flush=True)
-        for task in session.tasks(["delegate", "report"], on_resume="continue"):
+        for task in session.tasks(["delegate"], on_resume="continue"):
+            with task, ThreadPoolExecutor(len(NAMES)) as pool:
+                jobs = {name: pool.submit(research, session, name) for name in NAMES}
+                worker.results = {name: job.result() for name, job in jobs.items()}
+        for task in session.tasks(["report"]):
             with task:
-                if task.id == "delegate":
-                    with ThreadPoolExecutor(len(NAMES)) as pool:
-                        jobs = {name: pool.submit(research, session, name) for name in NAMES}
-                        worker.results = {name: job.result() for name, job in jobs.items()}
-                else:
-                    write("report.txt", str(worker.results))
+                write("report.txt", str(worker.results))
         print("closing", flush=True)
     print("done", flush=True)
 

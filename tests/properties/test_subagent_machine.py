@@ -61,6 +61,8 @@ class SubagentMachine(RuleBasedStateMachine):
         )
         self.blocks = []
         """The blocks that are running, the innermost last: path, sub-agent, its agent."""
+        self.newest = {}
+        """The last sub-agent that was started, by path; earlier ones were lost by a rollback."""
 
     def teardown(self):
         if hasattr(self, "session"):
@@ -73,11 +75,6 @@ class SubagentMachine(RuleBasedStateMachine):
         is_newest = self.newest[path] is self.blocks[number][1]
         is_running = path in self.known and self.known[path].status == "in_progress"
         return not is_newest or not is_running
-
-    @property
-    def newest(self):
-        """The last sub-agent that was started, by path; earlier ones were lost by a rollback."""
-        return {path: child for path, child, _ in self.blocks}
 
     def check_checkpoint(self):
         """Compare a new checkpoint with the model, and remember it."""
@@ -127,6 +124,9 @@ class SubagentMachine(RuleBasedStateMachine):
             with pytest.raises(ConflictError, match="already open"):
                 outer.subagent(name, restart=restart)
             return
+        for inner in self.newest:  # lost by a rollback: undo does not find them again
+            if within(inner, path):
+                self.newest[inner] = None
         agent, before = Agent(), self.known.get(path)
         child = outer.subagent(name, agent=agent, restart=restart)
         if before is not None and not restart and before.status == "completed":
@@ -143,6 +143,7 @@ class SubagentMachine(RuleBasedStateMachine):
             self.known[path] = Model(run=1 if before is None else before.run + 1)
         self.known[path].status = "in_progress"
         self.blocks.append((path, child, agent))
+        self.newest[path] = child
         self.context.run(child.__enter__)
         self.check_checkpoint()
 
@@ -195,8 +196,9 @@ class SubagentMachine(RuleBasedStateMachine):
         before = copy.deepcopy(self.known)
         self.known = copy.deepcopy(target)
         self.check_checkpoint()
-        for path in self.newest:  # a running block of one that had failed goes on
-            if path in self.known and self.known[path].status == "failed":
+        for path, child, _ in self.blocks:  # a running block of one that had failed goes on
+            is_failed = path in self.known and self.known[path].status == "failed"
+            if is_failed and self.newest[path] is child:
                 self.known[path].status = "in_progress"
         self.before = before
 
@@ -254,6 +256,7 @@ class SubagentMachine(RuleBasedStateMachine):
 TestSubagents = SubagentMachine.TestCase
 TestSubagents.settings = settings(
     max_examples=6,
+    derandomize=True,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -265,4 +268,4 @@ class SlowSubagentMachine(SubagentMachine):
 
 
 SlowTestSubagents = pytest.mark.slow(type("SlowTestSubagents", (SlowSubagentMachine.TestCase,), {}))
-SlowTestSubagents.settings = settings(TestSubagents.settings, max_examples=300)
+SlowTestSubagents.settings = settings(TestSubagents.settings, max_examples=30)

@@ -272,7 +272,7 @@ class SessionState:
         for path, scope in self.subagents.items():
             is_known = qualified_part(path, STATUS) in parts
             scope.is_lost = not is_known or scope.status.status == COMPLETED
-            if scope.status.status == FAILED:  # it continues
+            if scope.is_open and scope.status.status == FAILED:  # it continues
                 scope.status.status = IN_PROGRESS
 
     async def asave(self, *, if_changed: bool = False, **options: Any) -> str:

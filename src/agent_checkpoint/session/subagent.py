@@ -147,6 +147,7 @@ class SessionAgent:
                     "use another name."
                 )
             _check_agent(state, agent, except_for=earlier)
+            _discard_inner(state, scope.path, restart=restart)
             child = Subagent(state, scope)
             child.resumed = child._load(earlier, restart=restart)
             if child.finished:
@@ -407,7 +408,7 @@ class Subagent(SessionAgent):
         inside = [
             item.path
             for item in state.entered()
-            if item is not scope and is_within(item.path, self.path)
+            if not item.is_lost and item is not scope and is_within(item.path, self.path)
         ]
         with state.writer.lock:
             scope.is_open, scope.thread = False, None
@@ -485,6 +486,20 @@ def _ended(log: Log[Any]) -> Log[Any]:
     ended = _EndedLog()
     replace_items(ended, log)
     return ended
+
+
+def _discard_inner(state: SessionState, outer: str, *, restart: bool) -> None:
+    """Drop the lost sub-agents of a sub-agent that is opened; of one that starts again, all."""
+    inner = [path for path in state.subagents if path != outer and is_within(path, outer)]
+    running = [scope.path for scope in state.entered() if scope.path in inner and not scope.is_lost]
+    if restart and running:
+        raise ConflictError(
+            f"The sub-agent {short_repr(outer)} cannot start again: its own sub-agents are still "
+            f"running: {', '.join(map(short_repr, running))}."
+        )
+    for path in inner:
+        if restart or state.subagents[path].is_lost:
+            state.subagents.pop(path).is_lost = True  # for good: undo does not find it
 
 
 def _check_agent(state: SessionState, agent: Any, *, except_for: AgentScope | None) -> None:

@@ -362,6 +362,37 @@ def test_restart_starts_again(manager: CheckpointManager) -> None:
             assert not child.resumed
 
 
+def test_restart_discards_what_is_inside_and_not_saved_yet(memory: CheckpointManager) -> None:
+    with Session("job", store=memory) as session:
+        interrupted = pytest.raises(KeyboardInterrupt)
+        with interrupted, session.subagent("a") as child, child.subagent("inner") as inner:
+            inner.messages.append(1)
+            raise KeyboardInterrupt
+        with session.subagent("a", restart=True) as child:
+            assert parts_below(memory, "subagents/a/inner") == {}
+            assert not child.subagent("inner").resumed
+
+
+def test_no_restart_around_a_running_child(memory: CheckpointManager) -> None:
+    with Session("job", store=memory) as session:
+        with pytest.raises(KeyboardInterrupt), session.subagent("a") as child:
+            contextvars.copy_context().run(child.subagent("inner").__enter__)
+            raise KeyboardInterrupt
+        with pytest.raises(ConflictError, match=r"cannot start again.*'a/inner'"):
+            session.subagent("a", restart=True)
+        assert session.subagent("a").resumed
+
+
+def test_a_lost_child_does_not_keep_its_parent_from_ending(memory: CheckpointManager) -> None:
+    with Session("job", store=memory) as session:
+        before = session.save()
+        with session.subagent("a") as first, first.subagent("inner"):
+            session.rollback(to=before)
+            with session.subagent("a"):
+                pass
+        assert session.subagent("a").finished
+
+
 def test_restart_with_manual_saves(manager: CheckpointManager) -> None:
     with Session("job", store=manager, every="manual") as session:
         with session.subagent("a") as child, child.subagent("inner"):
