@@ -65,6 +65,7 @@ def test_stats() -> None:
         "stored_bytes",
         "unshared_bytes",
         "dedupe_ratio",
+        "redacted",
         "objects",
         "keys",
     }

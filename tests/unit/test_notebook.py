@@ -60,7 +60,7 @@ def checked(shown: Any) -> str:
     return read.text
 
 
-class Agent(Checkpointable):
+class Clerk(Checkpointable):
     def __init__(self) -> None:
         self.memory: list[Any] = []
         self.history: Any = None
@@ -101,11 +101,11 @@ def test_it_is_still_a_list_of_dicts(manager: CheckpointManager) -> None:
 
 def test_an_agent_may_keep_it(manager: CheckpointManager) -> None:
     """No pickle is needed for it: the state has plain lists and dicts."""
-    agent = Agent()
+    agent = Clerk()
     agent.history = [manager.history("job"), manager.diff("job", agent={"x": 2})]
     manager.save("agent", agent)
     assert "$pickle" not in json.dumps(manager.store.head("agent").parts)  # type: ignore[union-attr]
-    other = Agent()
+    other = Clerk()
     manager.load("agent", other)
     assert other.history == agent.history
     assert [type(item) for item in other.history] == [list, dict]
@@ -122,7 +122,7 @@ def test_changes_are_a_table(manager: CheckpointManager) -> None:
     for word in ("added", "removed", "changed", "gone", "<script>"):
         assert word in text
     assert checked(manager.diff("job", checkpoint_id_a="@1")) == "no changes"
-    assert checked(Agent().diff(Agent())) == "no changes"
+    assert checked(Clerk().diff(Clerk())) == "no changes"
 
 
 def test_a_diff_of_files(tmp_path: Path) -> None:

@@ -319,11 +319,12 @@ class Connections:
         pause = 0.0
         while True:
             knew_server = self._was_connected
+            knew_store = self._pinned is not None  # another thread may create it meanwhile
             try:
                 with block_forks(), self._checkout() as connection:
                     return work(connection)
             except (errors.UndefinedTable, errors.InvalidSchemaName) as error:
-                if self._pinned is not None:
+                if knew_store:
                     raise self._removed() from error
                 raise _NoStoreError from error
             except psycopg.Error as error:

@@ -15,6 +15,7 @@ MODULES = {
     "explore": ("cloudpickle",),
     "cli": ("rich",),
     "web": ("jinja2", "starlette", "uvicorn"),
+    "postgres": ("psycopg",),
 }
 """The modules of each extra, apart from zstd, which newer versions of Python have."""
 

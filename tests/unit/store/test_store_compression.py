@@ -144,7 +144,7 @@ def test_a_store_that_needs_zstd_says_so_and_is_refused_when_opened(
         manager.gc()
         assert b"z" not in codecs(manager)
         assert manager.verify().ok
-    match = r"zstd is not installed.*pip install 'agent-checkpoint\[fast\]'"
+    match = r"zstd is not installed.*pip install backports\.zstd"
     with plain(), opened(backend, tmp_path) as manager:
         for use in (
             lambda: manager.save("key", {"a": 1}),
