@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import signal
 import socket
 import struct
@@ -83,14 +84,20 @@ class HookServer:
         self._changed = threading.Condition()
         self._used = time.monotonic()
         self._is_ending = False
+        self._end_pipe = os.pipe()
 
     def run(self) -> None:
         """Serve until stopped, idle or outdated."""
-        self._listener.settimeout(_POLL_SECONDS)
+        self._listener.setblocking(False)
+        events = select.poll()
+        events.register(self._listener, select.POLLIN)
+        events.register(self._end_pipe[0], select.POLLIN)  # shutdown() does not wake up a poll
         while not self._is_over():
+            if not events.poll(_POLL_SECONDS * 1000):
+                continue
             try:
                 connection, _ = self._listener.accept()
-            except socket.timeout:
+            except BlockingIOError:  # the client has gone
                 continue
             except OSError as error:  # for example no free descriptors
                 if self._is_ending:
@@ -109,7 +116,8 @@ class HookServer:
         """Stop accepting requests."""
         self._is_ending = True
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes up accept()
+            self._listener.shutdown(socket.SHUT_RDWR)  # clients then save in a child process
+        os.write(self._end_pipe[1], b".")
 
     def close(self) -> None:
         """Wait for running requests, then close the stores."""
