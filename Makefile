@@ -6,11 +6,11 @@ VENV := .venv
 BENCH := .venv-bench
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
-# Many tests wait for a disk or another process: a worker more than there are cores.
-WORKERS = -n $(shell expr 1 + `getconf _NPROCESSORS_ONLN`) --dist worksteal
+# Many tests wait for a disk or another process: two workers more than there are cores.
+WORKERS = -n $(shell expr 2 + `getconf _NPROCESSORS_ONLN`) --dist worksteal
 QUICK_TESTS := tests/meta/test_layout.py tests/meta/test_import.py tests/meta/test_public_names.py \
   tests/unit/core tests/unit/manager tests/unit/store tests/unit/workspace/tree \
-  tests/unit/workspace/ignore tests/unit/session/tools tests/unit/session/effects tests/compat
+  tests/unit/workspace/ignore tests/unit/session/tools
 
 .DEFAULT_GOAL := help
 .PHONY: help demo quick test faults check cov bench build matrix clean

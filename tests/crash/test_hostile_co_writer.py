@@ -201,7 +201,8 @@ class Attacker:
     def files(self) -> None:
         """Change the entries and objects of a file store."""
         choose = self.random.choice
-        entries = sorted(self.store.glob("**/*.json"))
+        # Not a fifo of its own making, which would keep it waiting.
+        entries = [path for path in sorted(self.store.glob("**/*.json")) if path.is_file()]
         entry = choose(entries)
         how = self.random.randrange(8)
         if how <= 1:
@@ -214,7 +215,7 @@ class Attacker:
             self.put(folder / f"{number}.json", entry.read_bytes())
         elif how == 5:
             folder = choose(list(self.store.glob(".fx*")))
-            records = [path.read_bytes() for path in sorted(folder.glob("*.json"))]
+            records = [path.read_bytes() for path in entries if path.parent == folder]
             self.put(folder / f"{len(records) + 1}.json", self.answer(records))
         elif how == 6:
             self.put(choose(list(self.store.glob("objects/*/*"))), b"r" + b"evil" * 9)

@@ -269,6 +269,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
 def test_an_object_lost_in_another_process(place: Path, tmp_path: Path, kind: Any) -> None:
     """Lost, found and stored again, by this process and by new ones."""
