@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from agent_checkpoint.backends.file import FileBackend as FileBackend
     from agent_checkpoint.backends.memory import MemoryBackend as MemoryBackend
     from agent_checkpoint.backends.wrapper import WrapperBackend as WrapperBackend
+    from agent_checkpoint.backends.wrappers.counting import CountingBackend as CountingBackend
+    from agent_checkpoint.backends.wrappers.read_only import ReadOnlyBackend as ReadOnlyBackend
+    from agent_checkpoint.backends.wrappers.retry import RetryBackend as RetryBackend
     from agent_checkpoint.core.checkpointable import Checkpointable as Checkpointable
     from agent_checkpoint.core.class_names import register_alias as register_alias
     from agent_checkpoint.core.codec.type_registry import register_type as register_type
@@ -94,6 +97,9 @@ _OWNERS = {
     "backends.file": ("FileBackend",),
     "backends.memory": ("MemoryBackend",),
     "backends.wrapper": ("WrapperBackend",),
+    "backends.wrappers.counting": ("CountingBackend",),
+    "backends.wrappers.read_only": ("ReadOnlyBackend",),
+    "backends.wrappers.retry": ("RetryBackend",),
     "core.checkpointable": ("Checkpointable",),
     "core.class_names": ("register_alias",),
     "core.codec.type_registry": ("register_type",),

@@ -160,6 +160,7 @@ class StorageError(CheckpointError):
     """The storage medium failed; the error of the driver is the cause.
 
     `retryable`: a retry may succeed. `no_room`: the disk is full or a size limit is reached.
+    `outcome_unknown`: an entry may have been appended; read before you try again.
     """
 
     def __init__(
@@ -168,11 +169,13 @@ class StorageError(CheckpointError):
         *,
         retryable: bool = False,
         no_room: bool = False,
+        outcome_unknown: bool = False,
         hint: Hint | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
         self.retryable = retryable
         self.no_room = no_room
+        self.outcome_unknown = outcome_unknown
 
 
 UNUSABLE = (IntegrityError, FormatError, UntrustedDataError)

@@ -24,6 +24,7 @@ PUBLIC = [
     "CheckpointManager",
     "Checkpointable",
     "ConflictError",
+    "CountingBackend",
     "Effect",
     "EffectConflictError",
     "EffectContext",
@@ -53,7 +54,9 @@ PUBLIC = [
     "Plan",
     "Policy",
     "PurgeReport",
+    "ReadOnlyBackend",
     "RestoreIncompleteError",
+    "RetryBackend",
     "RollbackRefusedError",
     "RollbackReport",
     "Session",
@@ -129,6 +132,7 @@ def test_the_names_for_type_checkers_are_the_same() -> None:
 PACKAGE = Path(agent_checkpoint.__file__).parent
 NOT_EXPORTED = {
     "BackendProperties": "for authors of backends, in `backends.base`",
+    "CallCount": "a row of counts, in `backends.wrappers.counting`",
     "CallOutcome": "public in `transcripts`",
     "Draft": "for other modules of the package",
     "Entry": "for authors of backends, in `records`",

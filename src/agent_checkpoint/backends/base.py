@@ -170,7 +170,9 @@ class Backend(ABC):
             InvalidInputError: the stream's name or an object's id is malformed.
             ConflictError: `after` is not the number of the newest entry; nothing was appended.
             MissingObjectsError: some of `requires` are not stored; nothing was appended.
-            StorageError: the medium failed; the append is not acknowledged.
+            StorageError: the medium failed; the append is not acknowledged. Set
+                `outcome_unknown` if the entry may be stored, as after a lost connection; a
+                retryable error without it says that nothing was appended.
         """
 
     @abstractmethod

@@ -55,7 +55,7 @@ from agent_checkpoint.backends.os_support.posix import (
 )
 from agent_checkpoint.backends.os_support.space_limits import SpaceLimits, is_small_record
 from agent_checkpoint.backends.os_support.store_identity import Pin
-from agent_checkpoint.errors import InvalidInputError, MissingObjectsError
+from agent_checkpoint.errors import InvalidInputError, MissingObjectsError, StorageError
 from agent_checkpoint.file_trust import check_own, check_writers
 from agent_checkpoint.options import Compression
 from agent_checkpoint.records import (
@@ -240,25 +240,30 @@ class FileBackend(Backend):
         folder = self._folder(stream)
         if not is_small_record(stream, entry, objects):
             self._limits.check(objects, entry)
-        with self._writing(f"append to {short_repr(stream)} in") as check_lock:
-            missing = self.missing_objects(requires)
-            if missing:
-                raise MissingObjectsError(missing)
-            # The writer of a reused object may not have synced its directory yet.
-            for parent in {self._object_file(name).parent for name in requires}:
-                sync_directory(parent)
-            self._write_objects(objects)
-            self._make_stream(stream, folder)
-            self._check_own(folder)
-            written = write_new(self._tmp, entry)
-            try:
-                # The link fails across stores; this check covers the objects written before.
-                check_lock()
-                seq = self._link_next(stream, folder, written, after)
-                sync_directory(folder)
-            finally:
-                written.unlink(missing_ok=True)
-            return seq
+        seq = 0
+        try:
+            with self._writing(f"append to {short_repr(stream)} in") as check_lock:
+                missing = self.missing_objects(requires)
+                if missing:
+                    raise MissingObjectsError(missing)
+                # The writer of a reused object may not have synced its directory yet.
+                for parent in {self._object_file(name).parent for name in requires}:
+                    sync_directory(parent)
+                self._write_objects(objects)
+                self._make_stream(stream, folder)
+                self._check_own(folder)
+                written = write_new(self._tmp, entry)
+                try:
+                    # The link fails across stores; this check covers the objects written before.
+                    check_lock()
+                    seq = self._link_next(stream, folder, written, after)
+                    sync_directory(folder)
+                finally:
+                    written.unlink(missing_ok=True)
+                return seq
+        except StorageError as error:
+            error.outcome_unknown = seq > 0  # it is visible, but may not be durable
+            raise
 
     def read(
         self,

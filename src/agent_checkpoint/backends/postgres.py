@@ -192,6 +192,7 @@ class PostgresBackend(Backend):
                 f"The connection to {self.url} was lost during a commit. Whether the entry of the "
                 f"stream {short_repr(stream)} was stored is unknown: read it before you try again.",
                 retryable=True,
+                outcome_unknown=True,
             ) from error
 
     def read(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.os_support.os_fork import block_forks
+from agent_checkpoint.backends.wrappers.url_options import WRAPPER_OPTIONS, split_options
 from agent_checkpoint.errors import Hint, InvalidInputError
 from agent_checkpoint.options import BackendName, Compression, Durability
 from agent_checkpoint.records import short_repr
@@ -155,11 +156,14 @@ def open_backend(
 def open_url(url: str) -> Backend:
     """Open the backend for a store URL, such as `file:///var/checkpoints`.
 
-    Options of `open_backend` follow a question mark: `sqlite:///var/store?durability=fast`.
+    Options of `open_backend` follow a question mark: `sqlite:///var/store?durability=fast`. The
+    options of wrappers work with every scheme; the backend does not see them.
 
     Raises:
-        InvalidInputError: `url` is not a URL, or no backend is registered for its scheme.
+        InvalidInputError: `url` is not a URL, no backend is registered for its scheme, or an
+            option is invalid.
     """
+    url, options = split_options(url)
     scheme, separator, _ = url.partition("://")
     if not separator:
         raise InvalidInputError(f"{short_repr(url)} is not a store URL such as file:///path.")
@@ -170,7 +174,36 @@ def open_url(url: str) -> Backend:
             "file://, sqlite:// and postgresql://. For other schemes, install the package of the "
             "backend."
         )
-    return opener(url)
+    return wrap_backend(opener(url), options) if options else opener(url)
+
+
+def wrap_backend(backend: Backend, options: Mapping[str, Any]) -> Backend:
+    """Wrap a backend as the options of a URL say: retry innermost, read-only outermost.
+
+    Args:
+        backend: the backend; it is closed if an option is invalid.
+        options: those of `WRAPPER_OPTIONS`, parsed.
+
+    Raises:
+        InvalidInputError: an option is invalid.
+    """
+    try:
+        with block_forks():
+            from agent_checkpoint.backends.wrappers.counting import CountingBackend
+            from agent_checkpoint.backends.wrappers.read_only import ReadOnlyBackend
+            from agent_checkpoint.backends.wrappers.retry import RetryBackend
+
+        if "retry" in options:
+            backend = RetryBackend(backend, attempts=options["retry"])
+        # Then the cache, then encryption: the cache holds ciphertext.
+        if options.get("count"):
+            backend = CountingBackend(backend)
+        if options.get("read_only"):
+            backend = ReadOnlyBackend(backend)
+    except BaseException:
+        backend.close()
+        raise
+    return backend
 
 
 def _open_memory(url: str) -> Backend:
@@ -216,9 +249,10 @@ def _options(query: str) -> dict[str, Any]:
     for item in query.split("&") if query else ():
         option, _, value = item.partition("=")
         if option not in _OPTIONS or option in options:
+            valid = ", ".join((*_OPTIONS, *WRAPPER_OPTIONS))
             raise InvalidInputError(
                 f"{short_repr(item)} is not an option of a store URL, or is repeated. Valid "
-                f"options: {', '.join(_OPTIONS)}. Write a ? in the path as %3f."
+                f"options: {valid}. Write a ? in the path as %3f."
             )
         try:
             options[option] = _OPTIONS[option](value)

@@ -1,0 +1,1 @@
+"""Backends that wrap another one: retry, cache, counting, read-only."""
