@@ -16,6 +16,7 @@ MODULES = {
     "cli": ("rich",),
     "web": ("jinja2", "starlette", "uvicorn"),
     "postgres": ("psycopg",),
+    "otel": ("opentelemetry",),
 }
 """The modules of each extra, apart from zstd, which newer versions of Python have."""
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from agent_checkpoint import telemetry
 from agent_checkpoint.core.codec.encode import NewWriter
 from agent_checkpoint.core.codec.redacted_tree import redact_tree
 from agent_checkpoint.core.codec.save_policy import NO_POLICY, SavePolicy
@@ -67,7 +68,10 @@ def capture(
         StateError: a value cannot be captured.
     """
     parts = parts_of(subject)
-    return {name: encode_state(part, name, fmt, new_writer, policy) for name, part in parts.items()}
+    with telemetry.operation("capture"):
+        return {
+            name: encode_state(part, name, fmt, new_writer, policy) for name, part in parts.items()
+        }
 
 
 def restore(

@@ -12,6 +12,7 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
+from agent_checkpoint import telemetry
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.backends.registry import open_store
@@ -630,9 +631,12 @@ class CheckpointManager:
             )
             return found, reader
 
-        return retry_if_pruned(
-            self.store, lambda: [self._find(key, checkpoint_id, expected_head)], read
-        )
+        with telemetry.operation("load", key=key) as outcome:
+            found, reader = retry_if_pruned(
+                self.store, lambda: [self._find(key, checkpoint_id, expected_head)], read
+            )
+            outcome.update(checkpoint=found.id)
+        return found, reader
 
     _adiff = in_thread(_diff)
     _afetch = in_thread(_fetch)

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent_checkpoint import telemetry
 from agent_checkpoint.backends.registry import open_named
 from agent_checkpoint.core.external_snapshot import External
 from agent_checkpoint.errors import (
@@ -109,6 +110,7 @@ class SessionOpener:
                     self._begin(workspace)
                 else:
                     self._resume(head, workspace)
+                    telemetry.count("resumed", key=head.key, checkpoint=head.id)
                 return
             except ConflictError:
                 # Another process opened it first. The last one to open it becomes the owner, so try

@@ -7,9 +7,11 @@ blocking I/O is moved off the event loop.
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from agent_checkpoint import telemetry
 from agent_checkpoint.errors import (
     ApprovalDeniedError,
     CheckpointError,
@@ -156,7 +158,7 @@ class ToolRunner:
         if call.decision is not None and call.decision.is_replay:
             return self._replay_result(call, call.decision)
         try:
-            with nested_calls(self, call):
+            with nested_calls(self, call), self._measured(call):
                 result = call.tool.call(call.owner, call.arguments, call.context)
         except BaseException as error:
             try:
@@ -176,7 +178,7 @@ class ToolRunner:
             return self._replay_result(call, call.decision)
         stopped: BaseException | None = None
         try:
-            with nested_calls(self, call):
+            with nested_calls(self, call), self._measured(call):
                 result = await call.tool.call(call.owner, call.arguments, call.context)
         except Exception as error:
             try:
@@ -203,6 +205,15 @@ class ToolRunner:
         if call.is_saved and self.is_due():
             await self._state.asave(label=self._scope.label(call.words))
         return result
+
+    def _measured(self, call: ToolCall) -> AbstractContextManager[Any]:
+        return telemetry.operation(
+            "tool",
+            key=self._state.key,
+            tool=call.tool.name,
+            call_id=call.call_id,
+            agent=self.path,
+        )
 
     # -- the steps -------------------------------------------------------------------------------
 
@@ -323,6 +334,7 @@ class ToolRunner:
         )
         if is_new:
             append_request(state.ledger, request_id, call, epoch=state.effects.epoch, at=saved)
+        telemetry.count("paused", key=state.key, checkpoint=saved)
         raise Suspended(request_id, title_of(call.tool.name, call.digest))
 
     def is_due(self, saved: int | None = None) -> bool:

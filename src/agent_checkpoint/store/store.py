@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from agent_checkpoint import telemetry
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import (
@@ -140,6 +141,19 @@ class Store:
             FormatError: the store has a newer format.
             StorageError: the medium failed; nothing was acknowledged.
         """
+        with telemetry.operation("save", key=draft.key, kind=draft.kind) as outcome:
+            written = self._append_checkpoint(draft, parents, after, ts_ns, adopted)
+            outcome.update(checkpoint=written.id, size=written.size)
+        return written
+
+    def _append_checkpoint(
+        self,
+        draft: Draft,
+        parents: tuple[str, ...] | None,
+        after: int | None,
+        ts_ns: int | None,
+        adopted: Mapping[str, PlainObject],
+    ) -> Checkpoint:
         self.format.check(writing=True)
         if parents is None:
             parents = self._readable_head(draft.key)

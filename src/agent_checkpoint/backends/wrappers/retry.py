@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from agent_checkpoint import telemetry
 from agent_checkpoint.backends.base import NO_OBJECTS, Backend, BackendProperties, ObjectScan
 from agent_checkpoint.backends.wrapper import WrapperBackend
 from agent_checkpoint.backends.wrappers.url_options import with_options
@@ -197,6 +198,7 @@ class RetryBackend(WrapperBackend):
             except StorageError as error:
                 if not error.retryable or not can_repeat(error):
                     raise
+                telemetry.count("retry", error=type(error).__name__)
             limit = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempt - 1, 20))
             self._sleep(self._uniform(0.0, limit))
         return action()

@@ -195,6 +195,7 @@ def _packages() -> list[_Check]:
         ("rich", is_installed("cli"), "colors and progress bars", "cli"),
         ("web", is_installed("web"), "the timeline in a browser: agent-checkpoint ui", "web"),
         ("psycopg", is_installed("postgres"), "stores in PostgreSQL", "postgres"),
+        ("opentelemetry", is_installed("otel"), "spans and metrics", "otel"),
     )
     states = {True: "installed", False: "not installed"}
     return [

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
+from agent_checkpoint import telemetry
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.records import short_repr
@@ -90,7 +91,11 @@ class ModelCalls:
         row: dict[str, Any] = {}
         began, clock = time.time(), time.monotonic()
         try:
-            yield row
+            with telemetry.operation(
+                "model", key=self._state.key, agent=self._scope.path, model=sent.get("model")
+            ) as outcome:
+                yield row
+                outcome.update(tokens=tokens_in(row.get("reply")))
         except Exception as error:
             row["error"] = {"type": type(error).__name__}
             with suppress(Exception):  # the error of the call is raised, not one of its properties

@@ -17,6 +17,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from agent_checkpoint import telemetry
 from agent_checkpoint.core.external_snapshot import External
 from agent_checkpoint.errors import (
     EffectError,
@@ -202,7 +203,7 @@ class Rollback:
             shown = {effect.id for effect in only_if.effects}
             if any(effect.id not in shown for effect in report.effects):
                 raise PlanChangedError("External side effects have")
-        with state.writer.lock:
+        with state.writer.lock, telemetry.operation("rollback", key=state.key):
             safety = self._save_safety()
             if only_if is not None:
                 self._check_files(only_if)

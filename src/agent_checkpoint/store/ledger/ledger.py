@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from threading import RLock
 from typing import Any
 
+from agent_checkpoint import telemetry
 from agent_checkpoint.errors import (
     CheckpointError,
     ConflictError,
@@ -107,6 +108,7 @@ class Ledger:
                     # applied, and everything is checked again.
                     seq, stored = self.stream.append(entry, parts or {}, after=self.seq)
                 except ConflictError as error:
+                    telemetry.count("conflict", operation="ledger")
                     if self._is_current():
                         raise IntegrityError(
                             f"The ledger {short_repr(self.lineage)} was truncated after it was "

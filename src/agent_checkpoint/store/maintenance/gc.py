@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from agent_checkpoint import telemetry
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import Hint, StorageError
 from agent_checkpoint.records import ObjectInfo, short_repr
@@ -49,6 +50,13 @@ def gc(store: Store, *, dry_run: bool = False, ignore_clock: bool = False) -> Gc
         IntegrityError: an entry or object is damaged, so its references are unknown.
         StorageError: the medium failed, or objects have timestamps in the future.
     """
+    with telemetry.operation("gc", dry_run=dry_run) as outcome:
+        report = _gc(store, dry_run=dry_run, ignore_clock=ignore_clock)
+        outcome.update(objects=report.objects, size=report.bytes)
+    return report
+
+
+def _gc(store: Store, *, dry_run: bool, ignore_clock: bool) -> GcReport:
     store.format.check()
     if not dry_run:
         remove_dead_imports(store)
