@@ -119,7 +119,7 @@ class SessionState:
         for words, keys in (
             ("not in the checkpoint, and kept as they are", getattr(result, "missing_keys", None)),
             (
-                "only in the checkpoint, not loaded, and not in the next checkpoint",
+                "only in the checkpoint, and unknown to the class",
                 getattr(result, "unexpected_keys", None),
             ),
         ):

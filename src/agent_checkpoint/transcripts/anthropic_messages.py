@@ -14,6 +14,7 @@ from agent_checkpoint.transcripts.dialect import (
     Dialect,
     decoded_arguments,
     known_role,
+    listed,
 )
 from agent_checkpoint.transcripts.draft import Block, Draft, Fault, Message, Role
 from agent_checkpoint.transcripts.fields import get, rewritten
@@ -40,7 +41,7 @@ class AnthropicMessages(Dialect):
             content = [{"type": "text", "text": content}] if content else []
         blocks = [
             self._read_block(block, role, (index, number), f"{path}.content.{number}")
-            for number, block in enumerate(content or ())
+            for number, block in enumerate(listed(content, f"{path}.content"))
         ]
         return Message(source, index, path, role, blocks)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from agent_checkpoint.errors import InvalidInputError
@@ -132,6 +132,19 @@ def known_role(role: Any, roles: dict[str, Role], index: int) -> Role:
             "Check provider=."
         )
     return roles[role]
+
+
+def listed(value: Any, path: str) -> Sequence[Any]:
+    """Return a list in a message; None is an empty one.
+
+    Raises:
+        InvalidInputError: the value is something else.
+    """
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return value
+    if value is None:
+        return ()
+    raise InvalidInputError(f"{path} must be a list, not {short_repr(value)}. Correct the message.")
 
 
 def arguments_end(text: Any) -> bool:

@@ -12,6 +12,7 @@ from agent_checkpoint.transcripts.dialect import (
     Dialect,
     decoded_arguments,
     known_role,
+    listed,
 )
 from agent_checkpoint.transcripts.draft import Block, Draft, Fault, Message, Role
 from agent_checkpoint.transcripts.fields import fields, get, rewritten
@@ -36,7 +37,7 @@ class GeminiContents(Dialect):
             return Message(source, index, path, role, [Block(source, (index, 0), path)])
         blocks = [
             self._read_part(part, role, (index, number), f"{path}.parts.{number}")
-            for number, part in enumerate(get(source, "parts") or ())
+            for number, part in enumerate(listed(get(source, "parts"), f"{path}.parts"))
         ]
         return Message(source, index, path, role, blocks)
 

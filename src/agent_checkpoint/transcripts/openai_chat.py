@@ -10,6 +10,7 @@ from agent_checkpoint.transcripts.dialect import (
     arguments_end,
     decoded_arguments,
     known_role,
+    listed,
 )
 from agent_checkpoint.transcripts.draft import Block, Draft, Fault, Message, Role
 from agent_checkpoint.transcripts.fields import fields, get, rewritten
@@ -52,7 +53,7 @@ class OpenAIChat(Dialect):
         ):
             blocks = [Block(source, (index, 0), path)]
         if role == "model":
-            for number, call in enumerate(get(source, "tool_calls") or ()):
+            for number, call in enumerate(listed(get(source, "tool_calls"), f"{path}.tool_calls")):
                 blocks.append(
                     self._read_call(call, (index, number + 1), f"{path}.tool_calls.{number}")
                 )
@@ -96,7 +97,7 @@ class OpenAIChat(Dialect):
         """Return the message of a completion, or messages."""
         messages = super().reply(source)
         return [
-            choice["message"]
+            _as_sent(choice["message"])
             for one in messages
             for choice in (get(one, "choices") or [{"message": one}])[:1]
         ]
@@ -118,3 +119,25 @@ class OpenAIChat(Dialect):
                 at = (message.index, 0)
                 draft.change("changed", at, message.path, f"removed tool_calls: {text}", calls)
                 message.changed = True
+
+
+def _as_sent(message: Any) -> Any:
+    """Return a message without what the client's helpers for streams and parsing add to it."""
+    if get(message, "role") != "assistant":
+        return message
+    empty = [name for name in ("audio", "function_call") if get(message, name) is None]
+    sent = {name: value for name, value in message.items() if name not in ("parsed", *empty)}
+    if isinstance(sent.get("tool_calls"), list):
+        sent["tool_calls"] = [
+            _call_as_sent(call) if isinstance(call, dict) else call for call in sent["tool_calls"]
+        ]
+    return sent
+
+
+def _call_as_sent(call: dict[str, Any]) -> dict[str, Any]:
+    sent = {name: value for name, value in call.items() if name != "index"}
+    if isinstance(sent.get("function"), dict):
+        sent["function"] = {
+            name: value for name, value in sent["function"].items() if name != "parsed_arguments"
+        }
+    return sent

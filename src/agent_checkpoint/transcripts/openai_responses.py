@@ -140,7 +140,7 @@ class OpenAIResponses(Dialect):
     def reply(self, source: Any) -> list[Any]:
         """Return the output items of a response, or items."""
         output = get(source, "output") if get(source, "object") == "response" else None
-        return super().reply(source if output is None else output)
+        return [_as_sent(item) for item in super().reply(source if output is None else output)]
 
     def text(self, block: Block) -> str:
         """Return the text of an item."""
@@ -166,3 +166,18 @@ class OpenAIResponses(Dialect):
             else:
                 followed = message.role in ("model", "call")
         draft.drop_empty()
+
+
+def _as_sent(item: Any) -> Any:
+    """Return an item without what the client's helpers for streams and parsing add to it."""
+    if not isinstance(item, dict):
+        return item
+    sent = {name: value for name, value in item.items() if name != "parsed_arguments"}
+    if isinstance(sent.get("content"), list):
+        sent["content"] = [
+            {name: value for name, value in part.items() if name != "parsed"}
+            if isinstance(part, dict)
+            else part
+            for part in sent["content"]
+        ]
+    return sent

@@ -132,6 +132,34 @@ def test_replies_of_openai_are_their_message() -> None:
     assert read(completion) == read(completion.choices[0].message) == read(body) == [message]
 
 
+def test_what_helpers_of_the_client_add_is_not_sent_back() -> None:
+    chat = pytest.importorskip("openai.types.chat")
+    responses = pytest.importorskip("openai.types.responses.parsed_response")
+    sent = {"role": "assistant", "content": None, "refusal": None}
+    sent["tool_calls"] = reply("openai", ("c1", "look", {"n": 1}))["tool_calls"]
+    (call,) = sent["tool_calls"]
+    function = {**call["function"], "parsed_arguments": {"n": 1}}
+    parsed = chat.ParsedChatCompletionMessage.model_validate(
+        {
+            **sent,
+            "parsed": None,
+            "audio": None,
+            "function_call": None,
+            "tool_calls": [{**call, "index": 0, "function": function}],
+        }
+    )
+    assert dialect_for("openai").reply(parsed) == [sent]
+    (item,) = reply("openai-responses", ("c1", "look", {"n": 1}))
+    parsed_item = responses.ParsedResponseFunctionToolCall.model_validate(
+        {**item, "parsed_arguments": {"n": 1}}
+    )
+    assert dialect_for("openai-responses").reply([parsed_item]) == [item]
+    text = {"type": "output_text", "text": "{}", "annotations": []}
+    message = {"type": "message", "id": "m", "role": "assistant", "status": "completed"}
+    given = {**message, "content": [{**text, "parsed": {}}]}
+    assert dialect_for("openai-responses").reply([given]) == [{**message, "content": [text]}]
+
+
 def test_replies_of_the_responses_api_are_their_items() -> None:
     responses = pytest.importorskip("openai.types.responses")
     items = reply("openai-responses", ("c1", "look", {"n": 1}))

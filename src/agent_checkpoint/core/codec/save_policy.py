@@ -32,14 +32,17 @@ class PickledValueError(PathError):
 
     def __init__(self, value: Any) -> None:
         self.cls = cls = type(value)
-        super().__init__(f"({cls.__module__}.{cls.__qualname__}) would be pickled. {_WAYS_OUT}")
+        super().__init__(
+            f"({cls.__module__}.{cls.__qualname__}) would be pickled. {_ways_out(cls)}"
+        )
 
     def warn(self, root: str) -> None:
         """Warn about the class of the value, with the path of the value below `root`."""
         name = f"{self.cls.__module__}.{self.cls.__qualname__}"
         warnings.warn(
             f"{self.path(root)} ({name}) is saved as a pickle: its content, such as an API key, is "
-            f"readable in the store, and loading replaces the live object by a copy. {_WAYS_OUT}",
+            f"readable in the store, and loading replaces the live object by a copy. "
+            f"{_ways_out(self.cls)}",
             stacklevel=_caller_level(),
         )
         _warned.add(self.cls)  # last: with warnings as errors, every save fails
@@ -58,6 +61,12 @@ class SavePolicy(NamedTuple):
 
 NO_POLICY = SavePolicy()
 """For encodings that are not stored."""
+
+
+def _ways_out(cls: type) -> str:
+    if hasattr(cls, "model_dump"):  # such as a reply of a client library in a conversation
+        return f"To save it as plain data, use its .model_dump(exclude_unset=True). {_WAYS_OUT}"
+    return _WAYS_OUT
 
 
 def _caller_level() -> int:

@@ -264,3 +264,21 @@ def test_assigning_messages_without_a_provider_changes_nothing(memory):
         session.messages = [message, USER["anthropic"]]
         assert list(session.messages) == [message, USER["anthropic"]]
         assert session.notices == []
+
+
+@pytest.mark.parametrize(
+    ("provider", "message", "path"),
+    [
+        ("anthropic", {"role": "user", "content": 5}, "messages.0.content"),
+        ("anthropic", {"role": "user", "content": {"type": "text"}}, "messages.0.content"),
+        ("openai", {"role": "assistant", "tool_calls": {"id": "x"}}, "messages.0.tool_calls"),
+        ("gemini", {"role": "user", "parts": 5}, "contents.0.parts"),
+    ],
+)
+def test_a_malformed_message_does_not_lock_the_session(provider, message, path, tmp_path):
+    with Session("s", provider=provider, store=tmp_path / "store") as session:
+        session.messages.append(message)
+    with Session("s", provider=provider, store=tmp_path / "store") as session:
+        (notice,) = session.notices
+        assert f"{path} must be a list" in notice
+        assert session.messages == [message]
