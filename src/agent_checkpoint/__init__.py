@@ -72,6 +72,8 @@ if TYPE_CHECKING:
     from agent_checkpoint.session.tasks import Task as Task
     from agent_checkpoint.session.tasks import Tasks as Tasks
     from agent_checkpoint.session.tools.tool import tool as tool
+    from agent_checkpoint.store.archive.store_copy import CopyReport as CopyReport
+    from agent_checkpoint.store.archive.store_copy import copy as copy
     from agent_checkpoint.store.ledger.ledger_state import ApprovalRequest as ApprovalRequest
     from agent_checkpoint.store.ledger.ledger_state import Effect as Effect
     from agent_checkpoint.store.maintenance.gc import GcReport as GcReport
@@ -145,6 +147,7 @@ _OWNERS = {
     "session.tasks": ("Task", "Tasks"),
     "session.subagent": ("Subagent",),
     "session.tools.tool": ("tool",),
+    "store.archive.store_copy": ("CopyReport", "copy"),
     "store.ledger.ledger_state": ("ApprovalRequest", "Effect"),
     "store.maintenance.gc": ("GcReport",),
     "store.maintenance.purge": ("PurgeReport",),

@@ -294,3 +294,42 @@ def test_a_path_of_readable_files_is_told_by_its_url_and_left_alone(tmp_path: Pa
         assert f"is a file store. Pass --store file://{store}" in found.err
     assert not (store / "store.db").exists()
     assert run("--store", f"file://{store}", "keys", "--json").data[0]["key"] == "session"
+
+
+@pytest.mark.usefixtures("counted")
+def test_copy(tmp_path: Path) -> None:
+    with opened() as manager:
+        manager.fork("run", "fork", "run@5")
+        manager.save("other", {})
+        source = manager.store.backend.properties.path
+    target = tmp_path / "target"
+    planned = run("copy", source, target, "run", "--dry-run", "--json").data
+    assert (planned["keys"], planned["checkpoints"]) == (["run", "fork"], 11)
+    assert planned["done"] is False
+    assert run("--store", target, "keys").status == 3
+    done = run("copy", source, target, "run", "--json").data
+    assert done == {**planned, "done": True}
+    assert done["bytes"] > done["objects"] > 0
+    shown = run("copy", source, target).out.splitlines()
+    assert shown[0].startswith(f"Copied to {target}: 1 key, 1 checkpoint, 0 ledger records")
+    assert shown[1] == "  other"
+    assert run("copy", source, target).out == f"Nothing to copy: {target} is up to date.\n"
+    with CheckpointManager(target) as copied, opened() as manager:
+        assert copied.history("run") == manager.history("run")
+        copied.save("run", {"mine": 1})
+        manager.save("run", {"theirs": 1})
+    refused = run("copy", source, target)
+    assert refused.status == 4
+    assert "has diverged" in refused.err
+
+
+def test_copy_refuses_what_is_not_there(tmp_path: Path) -> None:
+    missing = run("copy", tmp_path / "nothing", tmp_path / "target")
+    assert missing.status == 3
+    assert "No store at" in missing.err
+    with CheckpointManager(tmp_path / "a") as manager:
+        manager.save("key", {})
+    assert run("copy", tmp_path / "a", tmp_path / "b", "nope").status == 3
+    assert run("copy", tmp_path / "a", tmp_path / "a").status == 2
+    assert run("copy", tmp_path / "a").status == 2
+    assert run("copy", tmp_path / "a", "nosuch://x").status == 2

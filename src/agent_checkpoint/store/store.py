@@ -32,6 +32,7 @@ from agent_checkpoint.records import (
 )
 from agent_checkpoint.store.canonical_json import read_json, write_json
 from agent_checkpoint.store.checkpoint_entries import (
+    append_record,
     now_ns,
     read_checkpoint,
     write_checkpoint,
@@ -273,11 +274,17 @@ class Store:
             yield checkpoint
 
     def entries(
-        self, key: str, *, before: int | None = None, page: int = 100, oldest_first: bool = False
+        self,
+        key: str,
+        *,
+        before: int | None = None,
+        after: int | None = None,
+        page: int = 100,
+        oldest_first: bool = False,
     ) -> Iterator[Entry]:
         """Iterate over the raw entries of a key, newest first. Raises FormatError, StorageError."""
         self.format.check()
-        edges = {"before": before}
+        edges = {"before": before, "after": after}
         while True:
             entries, visible = self._read(key, limit=page, newest_first=not oldest_first, **edges)
             yield from visible
@@ -326,6 +333,16 @@ class Store:
         """
         entries = self.backend.read(_stream(key))
         return [entry.seq for entry in entries if token.encode() in entry.data]
+
+    def append_hidden(self, key: str, token: str, *, after: int) -> int:
+        """Use up a number of a key: append an entry of a running import, and return its number.
+
+        Raises:
+            ConflictError: the newest entry is not number `after`.
+            StorageError: the medium failed.
+        """
+        record: dict[str, JsonValue] = {"key": key, "import": token, "parts": {}}
+        return append_record(self.backend, _stream(key), record, after=after)
 
     def _read(self, key: str, **which: Any) -> tuple[list[Entry], list[Entry]]:
         """Return the selected entries: all, and those that are not of an unfinished import."""

@@ -97,7 +97,7 @@ def _commands() -> list[_Command]:
         ]
         if command.name == "effects":
             words.append("resolve")
-        has_names = any(
+        has_names = command.takes_store and any(  # the keys of `copy` are those of its SOURCE
             action.metavar in _TAKES_NAMES for action in actions if action.metavar is not None
         )
         found.append(_Command(command.name, command.help, options, words, has_names))

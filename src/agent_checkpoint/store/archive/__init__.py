@@ -1,1 +1,1 @@
-"""Archives: one key as one file; export and import."""
+"""Keys that move between stores: archives, with export and import, and copies."""

@@ -13,6 +13,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from agent_checkpoint.errors import ConflictError, Hint, IntegrityError
@@ -30,7 +31,12 @@ from agent_checkpoint.store.objects.object_format import (
     open_object,
     plain_object,
 )
-from agent_checkpoint.store.objects.reader import Reader, object_names, resolve_parts
+from agent_checkpoint.store.objects.reader import (
+    ObjectSource,
+    Reader,
+    object_names,
+    resolve_parts,
+)
 from agent_checkpoint.store.reachability import RefGraph, mark
 from agent_checkpoint.store.store import Store
 
@@ -134,13 +140,8 @@ class _Import:
         raise AssertionError("unreachable: the loop returns or raises")
 
     def _parts(self, found: Checkpoint) -> Mapping[str, JsonValue]:
-        if not self.store.backend.properties.readable:
-            return found.parts
-        reader = Reader(self.archive, states=[found.parts], most=MAX_READABLE)
-        parts = resolve_parts(found.parts, reader)
-        if indented_size(parts, MAX_READABLE) > MAX_READABLE:
-            raise too_large(found.key)
-        return parts
+        is_readable = self.store.backend.properties.readable
+        return parts_inline(found, self.archive) if is_readable else found.parts
 
     def _put_objects(
         self, names: Iterable[str], parts: Mapping[str, JsonValue]
@@ -165,6 +166,40 @@ class _Import:
         for batch in in_batches(without_references()):
             self.store.backend.put_objects(batch)
         return others
+
+
+def parts_inline(found: Checkpoint, source: ObjectSource) -> dict[str, JsonValue]:
+    """Return the parts of a checkpoint with their state inline, for a readable store.
+
+    Raises:
+        IntegrityError: an object is missing or damaged.
+        InvalidInputError: the state is too large for a readable entry.
+        StorageError: the medium failed.
+    """
+    reader = Reader(source, states=[found.parts], most=MAX_READABLE)
+    parts = resolve_parts(found.parts, reader)
+    if indented_size(parts, MAX_READABLE) > MAX_READABLE:
+        raise too_large(found.key)
+    return parts
+
+
+@contextmanager
+def hidden_entries(store: Store, key: str) -> Iterator[str]:
+    """Yield a token for entries that readers ignore; the caller removes them before the end.
+
+    After an error the token stays in the journal, and `remove_dead_imports` removes the entries.
+
+    Raises:
+        StorageError: the medium failed.
+    """
+    token = secrets.token_hex(16)
+    _running.add(token)
+    try:
+        record = begin_import(store.backend, key, token, _this_process())
+        yield token
+        end_import(store.backend, record)
+    finally:
+        _running.discard(token)
 
 
 def remove_dead_imports(store: Store) -> None:

@@ -115,7 +115,7 @@ def add_records(store: Store, records: list[LedgerRecord], source: ObjectSource)
     if not records:
         return
     lineage = records[0].lineage
-    _check_numbers(records)
+    check_numbers(records)
     numbered = [(item.seq, record_of(item)) for item in records]
     check_records(lineage, numbered)
     stream = LedgerStream(store, lineage)
@@ -135,7 +135,7 @@ def add_records(store: Store, records: list[LedgerRecord], source: ObjectSource)
             continue
         while last < seq - 1:  # a placeholder for each purged number
             last, _ = stream.append({"type": "nothing"}, {}, after=last)
-        parts = _whole_parts(record["parts"], source)
+        parts = whole_parts(record["parts"], source)
         # One by one: the name of a part may look like a tag.
         parts = {name: with_references(tree, store.backend) for name, tree in parts.items()}
         last, _ = stream.append(plain, parts, after=last)
@@ -143,7 +143,8 @@ def add_records(store: Store, records: list[LedgerRecord], source: ObjectSource)
         stream.append({"type": "imported", "ts_ns": now_ns()}, {}, after=last)
 
 
-def _check_numbers(records: list[LedgerRecord]) -> None:
+def check_numbers(records: list[LedgerRecord]) -> None:
+    """Check that the numbers of records rise, with few gaps. Raises IntegrityError."""
     numbers = [item.seq for item in records]
     is_rising = all(one < other for one, other in zip([0, *numbers], numbers))
     if not is_rising or numbers[-1] > _MOST_GAPS + 2 * len(numbers):
@@ -152,6 +153,7 @@ def _check_numbers(records: list[LedgerRecord]) -> None:
         )
 
 
-def _whole_parts(parts: Mapping[str, JsonValue], source: ObjectSource) -> dict[str, JsonValue]:
+def whole_parts(parts: Mapping[str, JsonValue], source: ObjectSource) -> dict[str, JsonValue]:
+    """Return the parts of a record with their values inline. Raises IntegrityError."""
     resolved = resolve_parts(parts, Reader(source, states=[parts]))
     return {name: inline_tree(tree) for name, tree in resolved.items()}

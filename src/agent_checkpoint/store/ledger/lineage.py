@@ -10,7 +10,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from agent_checkpoint.errors import UNUSABLE
-from agent_checkpoint.records import Checkpoint, is_stream, parse_checkpoint_id
+from agent_checkpoint.records import (
+    Checkpoint,
+    CheckpointId,
+    Kind,
+    is_stream,
+    parse_checkpoint_id,
+)
 from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.store.ledger.ledger_records import PREFIX
 from agent_checkpoint.store.objects.reader import Reader, resolve_tree, tag_of
@@ -31,14 +37,36 @@ def lineage_of(source: Reader | None, checkpoint: Checkpoint) -> str | None:
         IntegrityError: the session part is damaged.
         StorageError: the medium failed.
     """
+    lineage = _member(source, checkpoint, "family")
+    return lineage if isinstance(lineage, str) and is_stream(PREFIX + lineage) else None
+
+
+def fork_point_of(store: Store, first: Checkpoint) -> CheckpointId | None:
+    """Return the checkpoint of another key that a key was forked from; None if there is none.
+
+    `first` is the oldest checkpoint of the key. If it is not the fork itself, because that was
+    pruned, the session record in it still has the fork point.
+
+    Raises:
+        IntegrityError: the session part is damaged.
+        StorageError: the medium failed.
+    """
+    point: Any = first.parents[0] if first.kind == Kind.FORK and first.parents else None
+    if point is None and first.seq > 1:
+        point = _member(store.reader(first), first, "point")
+    found = parse_checkpoint_id(point) if isinstance(point, str) else None
+    return None if found is None or found.key == first.key else found
+
+
+def _member(source: Reader | None, checkpoint: Checkpoint, name: str) -> Any:
+    """Return a member of the session record; None if there is none."""
     tree = checkpoint.parts.get(_SESSION)
     if tree is None:
         return None
     if source is not None:
         source.fetch([tree])
     record = resolve_tree(tree, source)
-    lineage = record.get("family") if isinstance(record, dict) else None
-    return lineage if isinstance(lineage, str) and is_stream(PREFIX + lineage) else None
+    return record.get(name) if isinstance(record, dict) else None
 
 
 def new_lineage(key: str) -> str:
