@@ -187,8 +187,8 @@ class SessionOpener:
         state.root.counted_model_calls = len(state.root.model_calls)
         if head.token is not None:
             state.add_notice(
-                "This session was imported from an archive. Its state and the recorded results of "
-                "its external side effects come from the author of the archive."
+                "This session was imported from an archive or copied from another store. Its state "
+                "and the recorded results of its external side effects come from there."
             )
         self._note_unseen_effects()
         self._load(head, external=True)

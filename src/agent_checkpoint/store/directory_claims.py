@@ -23,7 +23,7 @@ from agent_checkpoint.store.store import Store
 
 HOST = "AGENT_CHECKPOINT_HOST"
 """Environment variable with the identity of a host, for hosts that share a store and paths."""
-IMPORTED = "it was imported from an archive"
+IMPORTED = "it was imported from an archive or copied from another store"
 _MACHINE = Path("/etc/machine-id")
 
 

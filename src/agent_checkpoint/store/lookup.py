@@ -182,7 +182,7 @@ def _find(
             return owner, other
         if other is not None and is_own:
             raise InvalidInputError(
-                f"{short_repr(text)} is ambiguous: a key imported from an archive, or the "
+                f"{short_repr(text)} is ambiguous: an imported or copied key, or the "
                 f"checkpoint {other.id}. Use that id, or {head.id} for the imported key."
             )
     return text, head
