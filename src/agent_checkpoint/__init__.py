@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.backends.memory import MemoryBackend as MemoryBackend
     from agent_checkpoint.backends.wrapper import WrapperBackend as WrapperBackend
     from agent_checkpoint.backends.wrappers.counting import CountingBackend as CountingBackend
+    from agent_checkpoint.backends.wrappers.object_cache import CacheBackend as CacheBackend
     from agent_checkpoint.backends.wrappers.read_only import ReadOnlyBackend as ReadOnlyBackend
     from agent_checkpoint.backends.wrappers.retry import RetryBackend as RetryBackend
     from agent_checkpoint.core.checkpointable import Checkpointable as Checkpointable
@@ -100,6 +101,7 @@ _OWNERS = {
     "backends.memory": ("MemoryBackend",),
     "backends.wrapper": ("WrapperBackend",),
     "backends.wrappers.counting": ("CountingBackend",),
+    "backends.wrappers.object_cache": ("CacheBackend",),
     "backends.wrappers.read_only": ("ReadOnlyBackend",),
     "backends.wrappers.retry": ("RetryBackend",),
     "core.checkpointable": ("Checkpointable",),

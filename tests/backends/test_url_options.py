@@ -1,11 +1,13 @@
 """Wrappers by URL: the options work with every scheme, and the URL opens the same wrappers."""
 
+import itertools
 import subprocess
 import sys
 
 import pytest
 
 from agent_checkpoint import (
+    CacheBackend,
     CheckpointManager,
     CountingBackend,
     FileBackend,
@@ -20,7 +22,8 @@ from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.backends.wrappers.url_options import split_options, with_options
 from tests.backends.test_registry import installed_package  # noqa: F401 - a fixture
 
-ALL = "read_only=1&count=1&retry=3"
+ALL = "read_only=1&count=1&cache=/nowhere/cache&retry=3&cache_bytes=9000"
+LAYERS = [ReadOnlyBackend, CountingBackend, CacheBackend, RetryBackend]
 
 
 def layers(backend):
@@ -34,9 +37,9 @@ def layers(backend):
 
 @pytest.mark.parametrize(("scheme", "backend"), [("file", FileBackend), ("sqlite", SQLiteBackend)])
 def test_the_order_is_fixed(tmp_path, scheme, backend):
-    expected = [ReadOnlyBackend, CountingBackend, RetryBackend, backend]
-    assert layers(open_url(f"{scheme}://{tmp_path}/store?{ALL}")) == expected
-    assert layers(open_url(f"{scheme}://{tmp_path}/store?retry=3&count=1&read_only=1")) == expected
+    for options in itertools.permutations(ALL.split("&")):
+        found = open_url(f"{scheme}://{tmp_path}/store?{'&'.join(options)}")
+        assert layers(found) == [*LAYERS, backend]
 
 
 def test_flags_can_be_off(tmp_path):
@@ -52,9 +55,12 @@ def test_other_options_reach_the_backend(tmp_path):
 @pytest.mark.usefixtures("installed_package")
 def test_a_registered_scheme_gets_the_rest_of_the_url():
     backend = open_url(f"shelf://top?row=2&{ALL}&column=%26")
-    assert [found.__name__ for found in layers(backend)[-2:]] == ["RetryBackend", "Shelf"]
-    assert backend.inner.inner.inner.url == "shelf://top?row=2&column=%26"
-    assert backend.properties.url == "shelf://top?row=2&column=%26&retry=3&count=1&read_only=1"
+    assert layers(backend)[:-1] == LAYERS
+    assert backend.inner.inner.inner.inner.url == "shelf://top?row=2&column=%26"
+    assert backend.properties.url == (
+        "shelf://top?row=2&column=%26&retry=3&cache=/nowhere/cache&cache_bytes=9000&count=1"
+        "&read_only=1"
+    )
 
 
 @pytest.mark.parametrize("scheme", ["file", "sqlite"])

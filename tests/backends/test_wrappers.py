@@ -1,9 +1,18 @@
 """Each wrapper, and all together, pass the shipped suite on every backend."""
 
+import os
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
 
-from agent_checkpoint import CountingBackend, ReadOnlyBackend, RetryBackend, WrapperBackend
+from agent_checkpoint import (
+    CacheBackend,
+    CountingBackend,
+    ReadOnlyBackend,
+    RetryBackend,
+    WrapperBackend,
+)
 from agent_checkpoint.testing import BackendMachine
 from tests.backends.test_file import TestFileBackend as FileSuite
 from tests.backends.test_memory import MemoryHooks
@@ -20,7 +29,12 @@ class Writable(ReadOnlyBackend):
         vars()[_name] = vars(WrapperBackend)[_name]
 
 
-WRAPPERS = [RetryBackend, CountingBackend, Writable]
+def cached(backend):
+    """A small cache, which evicts; suites store more in it."""
+    return CacheBackend(backend, Path(os.environ["HOME"], "cache"), max_bytes=1 << 20)
+
+
+WRAPPERS = [RetryBackend, cached, CountingBackend, Writable]
 """From the inside, in the order of a URL."""
 
 
@@ -56,6 +70,10 @@ class Retrying(Wrapped):
     wrappers = (RetryBackend,)
 
 
+class Cached(Wrapped):
+    wrappers = (cached,)
+
+
 class Counted(Wrapped):
     wrappers = (CountingBackend,)
 
@@ -65,6 +83,10 @@ class Reading(Wrapped):
 
 
 class TestRetryOnMemory(Retrying, MemorySuite):
+    pass
+
+
+class TestCacheOnMemory(Cached, MemorySuite):
     pass
 
 
@@ -86,6 +108,11 @@ class TestRetryOnFiles(Retrying, FileSuite):
 
 
 @pytest.mark.slow
+class TestCacheOnFiles(Cached, FileSuite):
+    pass
+
+
+@pytest.mark.slow
 class TestCountingOnFiles(Counted, FileSuite):
     pass
 
@@ -97,6 +124,11 @@ class TestAllOnFiles(Wrapped, FileSuite):
 
 @pytest.mark.slow
 class TestRetryOnSQLite(Retrying, SQLiteSuite):
+    pass
+
+
+@pytest.mark.slow
+class TestCacheOnSQLite(Cached, SQLiteSuite):
     pass
 
 

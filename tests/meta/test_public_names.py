@@ -19,6 +19,7 @@ PUBLIC = [
     "Backend",
     "Backtracking",
     "Branch",
+    "CacheBackend",
     "Checkpoint",
     "CheckpointError",
     "CheckpointManager",

@@ -236,6 +236,13 @@ class Backend(ABC):
         """
         return False
 
+    def uncached(self) -> Backend:
+        """Return a backend of the same store that reads from the medium, not from a cache.
+
+        Not to be closed. By default it is this backend.
+        """
+        return self
+
     def find_objects(self, first: bytes, position: Any = None) -> ObjectScan:
         """Find the objects whose stored bytes begin with a byte, if `properties.can_repack`.
 

@@ -190,12 +190,18 @@ def wrap_backend(backend: Backend, options: Mapping[str, Any]) -> Backend:
     try:
         with block_forks():
             from agent_checkpoint.backends.wrappers.counting import CountingBackend
+            from agent_checkpoint.backends.wrappers.object_cache import CacheBackend
             from agent_checkpoint.backends.wrappers.read_only import ReadOnlyBackend
             from agent_checkpoint.backends.wrappers.retry import RetryBackend
 
         if "retry" in options:
             backend = RetryBackend(backend, attempts=options["retry"])
-        # Then the cache, then encryption: the cache holds ciphertext.
+        if "cache" in options:
+            max_bytes = _given(max_bytes=options.get("cache_bytes"))
+            backend = CacheBackend(backend, options["cache"], **max_bytes)
+        elif "cache_bytes" in options:
+            raise InvalidInputError("cache_bytes needs a directory: cache=/absolute/path.")
+        # Encryption comes here: the cache holds ciphertext.
         if options.get("count"):
             backend = CountingBackend(backend)
         if options.get("read_only"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from copy import copy
 from typing import Any
 
 from agent_checkpoint.backends.base import NO_OBJECTS, Backend, BackendProperties, ObjectScan
@@ -106,6 +107,15 @@ class WrapperBackend(Backend):
     def is_replaced(self) -> bool:
         """Forward."""
         return self.inner.is_replaced()
+
+    def uncached(self) -> Backend:
+        """Return this wrapper around the wrapped backend without its cache."""
+        inner = self.inner.uncached()
+        if inner is self.inner:
+            return self
+        wrapper = copy(self)
+        wrapper.inner = inner
+        return wrapper
 
     def find_objects(self, first: bytes, position: Any = None) -> ObjectScan:
         """Forward."""

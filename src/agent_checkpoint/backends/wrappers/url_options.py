@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import short_repr
 
@@ -58,10 +60,22 @@ def _escaped(text: str) -> str:
     return "".join(f"%{byte:02X}" for byte in text.encode("utf-8", "surrogateescape"))
 
 
+def _absolute_path(value: str) -> Path:
+    with block_forks():
+        from urllib.parse import unquote  # slow to load
+
+    path = Path(unquote(value, errors="surrogateescape"))
+    if not path.is_absolute():
+        raise ValueError(value)
+    return path
+
+
 _FLAG = ({"0": False, "1": True}.__getitem__, "0 or 1")
 
 WRAPPER_OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
     "retry": (int, "a number of attempts"),
+    "cache": (_absolute_path, "an absolute path, with %26 for &"),
+    "cache_bytes": (int, "a number of bytes"),
     "count": _FLAG,
     "read_only": _FLAG,
 }

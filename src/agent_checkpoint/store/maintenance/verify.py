@@ -59,6 +59,7 @@ def verify(store: Store) -> VerifyReport:
 class _Verifier:
     def __init__(self, store: Store) -> None:
         self.store = store
+        self._medium = store.backend.uncached()
         self.checkpoints = 0
         self.problems: list[Problem] = []
         self._refs: dict[str, tuple[str, ...]] = {}
@@ -129,7 +130,7 @@ class _Verifier:
 
     def _read(self, names: set[str]) -> None:
         new = [name for name in names if name not in self._refs and name not in self._broken]
-        for name, found in read_or_reason(self.store.backend, new):
+        for name, found in read_or_reason(self._medium, new):
             if isinstance(found, str):
                 self._broken[name] = found
             else:
