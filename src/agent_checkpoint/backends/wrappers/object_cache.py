@@ -88,24 +88,27 @@ class CacheBackend(WrapperBackend):
         return {**found, **fetched}
 
     def delete_objects(self, ids: Iterable[str]) -> None:
-        """Delete objects from the wrapped backend, then from the cache. Raises StorageError."""
-        if isinstance(ids, Collection):
-            with self._removing(ids):
-                self.inner.delete_objects(ids)
-            return
+        """Delete objects from the cache and from the wrapped backend. Raises StorageError."""
         doomed: list[str] = []
 
         def collected() -> Iterator[str]:
             for name in ids:
                 doomed.append(name)
                 yield name
+            self._forget(doomed)  # all are known, and none is deleted yet
 
-        with self._removing(doomed):
+        if isinstance(ids, Collection):
+            with self._changing(ids):
+                self.inner.delete_objects(ids)
+            return
+        try:
             self.inner.delete_objects(collected())
+        finally:
+            self._forget(doomed)
 
     def replace_objects(self, objects: Mapping[str, bytes]) -> None:
         """Replace objects in the wrapped backend; the cache fetches them again."""
-        with self._removing(objects):
+        with self._changing(objects):
             self.inner.replace_objects(objects)
 
     def scrub(self) -> None:
@@ -137,10 +140,17 @@ class CacheBackend(WrapperBackend):
             return None
 
     @contextmanager
-    def _removing(self, names: Iterable[str]) -> Iterator[None]:
-        """Remove objects from the cache when the wrapped backend has, or may have, removed them."""
+    def _changing(self, ids: Collection[str]) -> Iterator[None]:
+        """Remove objects from the cache before and after a change of the wrapped backend.
+
+        Before, because the process may be killed. After, because others may have read them.
+        """
+        self._forget(ids)
         try:
             yield
         finally:
-            with wrap_os_errors(f"remove objects from the cache {self._directory.path}"):
-                self._directory.remove(self._file(name) for name in names if is_object_id(name))
+            self._forget(ids)
+
+    def _forget(self, ids: Iterable[str]) -> None:
+        with wrap_os_errors(f"remove objects from the cache {self._directory.path}"):
+            self._directory.remove(self._file(name) for name in ids if is_object_id(name))
