@@ -15,7 +15,7 @@ class Row:
     ours: float | None
     peer: float | None
     unit: str
-    """Of both figures: `ms`, `B` or `x`."""
+    """Of both figures: `ms`, `B`, `calls` or `x`."""
     peer_name: str
     target: float | None = None
     """The most that the ratio, the difference or ours may be; None: for information."""

@@ -3,8 +3,8 @@
     make bench                 about a quarter of an hour: six minutes for P1 to P5, and most of
                                the rest to fill a store with a million checkpoints
     make bench QUICK=1         a hundred thousand checkpoints, and no directory of as many files
-    make bench ONLY=P7,P8      some of: P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 P13 help session forks
-                               changes
+    make bench ONLY=P7,P8      some of: P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 P13 help session calls
+                               forks changes
     make bench KEEP=1          also replaces bench/results.json and docs/images/bench.svg
 
 The exit status tells whether the measuring worked, not whether the targets hold: that is printed.
@@ -35,6 +35,7 @@ from bench import (
     hook,
     import_time,
     million,
+    round_trips,
     session,
 )
 from bench.figures import summary_ms
@@ -60,6 +61,7 @@ SUBJECTS = (
     "help",
     "P13",
     "session",
+    "calls",
     "forks",
     "changes",
 )
@@ -147,6 +149,10 @@ def measure(only: set[str], checkpoints: int, directory: Path, quick: bool) -> d
         results["session"] = session.measure(place, quick=quick)
         shutil.rmtree(place)
         rows += session.rows(results["session"])
+    if "calls" in only:
+        say("calls of the backend …")
+        results["calls"] = round_trips.measure()
+        rows += round_trips.rows(results["calls"])
     if "forks" in only:
         say("forks of a session with many files …")
         place = directory / "forks"

@@ -62,6 +62,8 @@ def quantity(value: float | None, unit: str) -> str:
     """A figure in the unit that suits its size."""
     if value is None:
         return "-"
+    if unit == "calls":
+        return f"{value:,.0f} calls"
     if unit == "ms" and value >= 999.5:
         return f"{_three(value / 1000)} s"
     if unit == "ms":
