@@ -17,9 +17,11 @@ from agent_checkpoint import (
     RetryBackend,
     WrapperBackend,
 )
+from agent_checkpoint.agents.rewind.rewind_journal import store_name
 from agent_checkpoint.backends.registry import as_shared, open_url
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.backends.wrappers.url_options import split_options, with_options
+from agent_checkpoint.store.store import Store
 from tests.backends.test_registry import installed_package  # noqa: F401 - a fixture
 
 ALL = "read_only=1&count=1&cache=/nowhere/cache&retry=3&cache_bytes=9000"
@@ -135,3 +137,12 @@ def test_a_shared_store_stays_wrapped(tmp_path):
     url = as_shared(f"sqlite://{tmp_path}/store?count=1")
     assert layers(open_url(url)) == [CountingBackend, SQLiteBackend]
     assert open_url(url).properties.shared
+
+
+def test_an_interrupted_rewind_is_found_with_other_wrappers(tmp_path):
+    plain, wrapped = (
+        Store(open_url(f"sqlite://{tmp_path}/store?{query}"))
+        for query in ("shared=1", "count=1&shared=1&retry=2")
+    )
+    assert store_name(wrapped) == store_name(plain) == f"sqlite://{tmp_path}/store?shared=1"
+    assert store_name(Store(MemoryBackend())).startswith("<")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from agent_checkpoint.agents.state_dir import open_state_dir
+from agent_checkpoint.backends.wrappers.url_options import split_options
 from agent_checkpoint.errors import StateError
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.restore.journal import Journal, read_journal
@@ -21,8 +22,8 @@ _MAX_LEGACY_BYTES = 1 << 16
 
 
 def store_name(store: Store) -> str:
-    """Return the name of a store in journals."""
-    return store.backend.properties.url or repr(store.backend)
+    """Return the name of a store in journals; wrappers do not make it another store."""
+    return split_options(store.backend.properties.url or repr(store.backend))[0]
 
 
 def write_entry(key: str, journal: Journal) -> None:
