@@ -1,11 +1,14 @@
 """The counting wrapper: what passes through it, by method."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
 from agent_checkpoint import CheckpointManager, CountingBackend, MemoryBackend, StorageError
 from agent_checkpoint.backends.registry import open_url
+from agent_checkpoint.backends.wrappers import counting
 from agent_checkpoint.backends.wrappers.counting import CallCount
 
 ID, OTHER = "ab" * 32, "cd" * 32
@@ -79,10 +82,21 @@ def test_an_abandoned_listing_counts_what_it_yielded(backend):
     assert backend.counts == {"list_objects": CallCount(calls=1, objects=1)}
 
 
-def test_threads_lose_no_count(backend):
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: backend.put_objects({ID: b"four"}), range(2000)))
-    assert backend.total == CallCount(calls=2000, objects=2000, bytes=8000)
+def test_threads_lose_no_count(backend, monkeypatch):
+    """Two threads that both read a count before either writes it would lose one call."""
+    together = threading.Barrier(2, timeout=30)
+
+    class Slow(CallCount):
+        def __new__(cls, *counts):
+            if together.n_waiting < 2 and not together.broken:
+                with suppress(threading.BrokenBarrierError):
+                    together.wait(0.05)  # both have read; with a lock, only one gets here
+            return super().__new__(cls, *counts)
+
+    monkeypatch.setattr(counting, "CallCount", Slow)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: backend.put_objects({ID: b"four"}), range(2)))
+    assert backend.counts == {"put_objects": (2, 2, 0, 8)}
 
 
 def test_the_counts_are_a_copy(backend):

@@ -315,6 +315,9 @@ def test_a_smaller_limit_is_reached_in_bounded_steps(tmp_path):
     CacheBackend(inner, tmp_path / "cache").get_objects(objects)
     assert size_of(tmp_path / "cache") == 600 * BLOCK
     small = CacheBackend(inner, tmp_path / "cache", max_bytes=100 * BLOCK)
+    small.get_objects(first := put(inner, b"first"))
+    assert 100 * BLOCK < size_of(tmp_path / "cache") < 600 * BLOCK
+    assert not list((tmp_path / "cache").glob(f"??/{next(iter(first))}-*"))  # it did not fit
     for number in range(12):
         small.get_objects(put(inner, b"more %d" % number))
     assert size_of(tmp_path / "cache") <= 100 * BLOCK
@@ -324,6 +327,16 @@ def test_a_smaller_limit_is_reached_in_bounded_steps(tmp_path):
 def put(backend, *contents):
     backend.put_objects(named(*contents))
     return named(*contents)
+
+
+def test_a_read_of_more_than_the_limit_keeps_the_limit(tmp_path):
+    inner = MemoryBackend()
+    objects = numbered(50)
+    inner.put_objects(objects)
+    backend = CacheBackend(inner, tmp_path / "cache", max_bytes=20 * BLOCK)
+    for _ in range(2):
+        assert backend.get_objects(objects) == objects
+        assert size_of(tmp_path / "cache") == 20 * BLOCK
 
 
 def test_the_work_for_one_object_is_bounded(tmp_path, monkeypatch):

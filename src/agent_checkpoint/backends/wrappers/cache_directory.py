@@ -128,8 +128,8 @@ class CacheDirectory:
                 return
             added, size = [], 0
             for name in fitting:
-                if not self._file(name).exists():
-                    more = size + _file_size(contents[name])
+                more = size + _file_size(contents[name])
+                if more <= self.max_bytes and not self._file(name).exists():
                     state = self._make_room(state, more)
                     if state.total + more <= self.max_bytes:
                         added.append(name)
