@@ -24,6 +24,7 @@ from agent_checkpoint import (
     FormatError,
     IntegrityError,
     InvalidInputError,
+    RetryBackend,
     StorageError,
 )
 from agent_checkpoint.backends.postgres import PostgresBackend
@@ -695,6 +696,7 @@ def test_a_commit_that_cannot_be_found_out_about(server, remote, proxy):  # noqa
     with pytest.raises(StorageError, match="is unknown") as caught:
         remote.append("key/a", b"mine")
     assert caught.value.retryable
+    assert caught.value.outcome_unknown
     assert remote.append("key/a", b"next") == 3
     other.close()
 
@@ -713,6 +715,36 @@ def test_the_server_goes_away_in_a_commit_and_stays_away(remote, proxy, monkeypa
     with pytest.raises(CheckpointError, match="is unknown") as caught:
         remote.append("key/a", b"mine")
     assert caught.value.retryable
+    assert caught.value.outcome_unknown
+
+
+@pytest.mark.parametrize("how", ["before", "after"])
+@pytest.mark.parametrize("after", [None, 1])
+def test_a_retry_after_the_server_comes_back(remote, proxy, monkeypatch, how, after):
+    """With a condition the retry finds out about the lost commit; without one it does not guess."""
+    monkeypatch.setattr("agent_checkpoint.backends.postgres_connections._RETRY_SECONDS", 0.1)
+    forward, target = proxy.lose_commit, proxy.target
+
+    def lose(*arguments):
+        proxy.target = ("127.0.0.1", postgres_server.free_port())
+        forward(*arguments)
+
+    def come_back(_):
+        proxy.target = target
+
+    proxy.lose_commit = lose
+    proxy.lose = how
+    retrying = RetryBackend(remote, sleep=come_back)
+    stored = [b"1", b"mine"]
+    if after is None:
+        with pytest.raises(StorageError) as caught:
+            retrying.append("key/a", b"mine")
+        assert caught.value.outcome_unknown
+        come_back(0)
+        stored = stored if how == "after" else [b"1"]
+    else:
+        assert retrying.append("key/a", b"mine", after=after) == 2
+    assert [entry.data for entry in remote.read("key/a")] == stored
 
 
 def test_the_example_of_the_how_to_page(url, tmp_path):

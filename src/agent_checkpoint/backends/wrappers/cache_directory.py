@@ -103,11 +103,12 @@ class CacheDirectory:
                 os.utime(file.fileno(), ns=(now, now))
         except OSError:
             return None
-        if _sealed(name, stored[32:])[:32] != stored[:32]:
+        data = stored[32:]
+        if _checksum(name, data) != stored[:32]:
             with suppress(OSError):
                 path.unlink()
             return None
-        return stored[32:]
+        return data
 
     def add(self, contents: Mapping[str, bytes], generation: int) -> None:
         """Add contents, unless files were removed since `open` returned the generation.
@@ -137,7 +138,8 @@ class CacheDirectory:
             # First the state: a crash must not leave files that do not count.
             self._write_state(state._replace(total=state.total + size))
             for name in added:
-                self._write(f"{name[:2]}/{name}", _sealed(name, contents[name]))
+                data = contents[name]
+                self._write(f"{name[:2]}/{name}", _checksum(name, data) + data)
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove contents; those that are read at this moment are not added.
@@ -190,6 +192,7 @@ class CacheDirectory:
     def _write_state(self, state: _State) -> None:
         with open_single_link(self._state, os.O_WRONLY) as fd:
             os.pwrite(fd, _STATE.pack(*state), 0)
+            os.ftruncate(fd, _STATE.size)
 
     def _make_room(self, state: _State, size: int) -> _State:
         """Evict files until one more fits, or the work for one file is done."""
@@ -235,6 +238,7 @@ class CacheDirectory:
             state = self._read_state()
             state = state._replace(generation=(state.generation + 1) % (1 << 64))
             self._write_state(state)
+            (self.path / "new").unlink(missing_ok=True)  # of a process that was killed
             total = state.total
             for path in paths:
                 with suppress(FileNotFoundError):
@@ -264,8 +268,10 @@ class CacheDirectory:
         return self.path / name[:2] / name
 
 
-def _sealed(name: str, data: bytes) -> bytes:
-    return hashlib.sha256(name.encode() + data).digest() + data
+def _checksum(name: str, data: bytes) -> bytes:
+    digest = hashlib.sha256(name.encode())
+    digest.update(data)
+    return digest.digest()
 
 
 def _file_size(data: bytes) -> int:
