@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.errors import EffectConflictError as EffectConflictError
     from agent_checkpoint.errors import EffectError as EffectError
     from agent_checkpoint.errors import EffectUnknownError as EffectUnknownError
+    from agent_checkpoint.errors import EncryptionKeyError as EncryptionKeyError
     from agent_checkpoint.errors import FormatError as FormatError
     from agent_checkpoint.errors import ImmutableError as ImmutableError
     from agent_checkpoint.errors import IntegrityError as IntegrityError
@@ -118,6 +119,7 @@ _OWNERS = {
         "EffectConflictError",
         "EffectError",
         "EffectUnknownError",
+        "EncryptionKeyError",
         "FormatError",
         "ImmutableError",
         "IntegrityError",

@@ -13,6 +13,7 @@
     ├ WorkspaceError: UnsafeWorkspaceError, RestoreIncompleteError
     ├ IntegrityError                    stored data is damaged or missing
     ├ FormatError                       unsupported format; upgrade the package
+    ├ EncryptionKeyError                the key is wrong or missing; nothing was written
     └ StorageError (.retryable)         wraps the driver's error with `from`
     Suspended (BaseException)           a tool call waits for approval
 
@@ -154,6 +155,10 @@ class IntegrityError(CheckpointError):
 
 class FormatError(CheckpointError):
     """Stored data has a format or feature that this installation does not support."""
+
+
+class EncryptionKeyError(CheckpointError):
+    """The key of an encrypted store is wrong or missing, or the store is not encrypted."""
 
 
 class StorageError(CheckpointError):

@@ -32,6 +32,7 @@ PUBLIC = [
     "EffectContext",
     "EffectError",
     "EffectUnknownError",
+    "EncryptionKeyError",
     "External",
     "FileBackend",
     "Fork",

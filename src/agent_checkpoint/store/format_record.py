@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.backends.wrappers.encryption_keys import ENCRYPTED, FORMAT_STREAM
 from agent_checkpoint.errors import (
     ConflictError,
+    EncryptionKeyError,
     FormatError,
     IntegrityError,
     InvalidInputError,
@@ -14,7 +16,6 @@ from agent_checkpoint.errors import (
 from agent_checkpoint.store.checkpoint_entries import FORMAT, append_record, open_entry
 from agent_checkpoint.store.objects import compression
 
-_STREAM = "meta/format"
 _ZSTD = "zstd"
 """The feature of a store whose objects are compressed with zstd."""
 
@@ -37,13 +38,14 @@ class FormatRecord:
             StorageError: the medium failed.
         """
         # A record without a seal is accepted: it can only cause the store to be rejected.
-        entries = self._backend.read(_STREAM, limit=1, newest_first=True)
+        entries = self._backend.read(FORMAT_STREAM, limit=1, newest_first=True)
         return open_entry(entries[0].data, "The format record of the store") if entries else None
 
     def check(self, *, writing: bool = False) -> None:
         """Check that this version can read or write the store; write the record of a new store.
 
         Raises:
+            EncryptionKeyError: the store is encrypted, and was opened without a key.
             FormatError: the store has a newer format, or requires zstd, which is not installed.
             InvalidInputError: the store was created with another compression.
             IntegrityError: the format record is damaged, and `writing` is set.
@@ -63,12 +65,17 @@ class FormatRecord:
             _check_installed(features)
             record = {"read": FORMAT, "write": FORMAT, "features": features}
             try:
-                append_record(self._backend, _STREAM, record, after=0)
+                append_record(self._backend, FORMAT_STREAM, record, after=0)
             except ConflictError:  # another process opened the same new store
                 record = self.read() or {}
         if record is None:
             return
         needed, features = record.get(need), record.get("features") or []
+        if features == [ENCRYPTED]:  # the wrapper that decrypts hides this record
+            raise EncryptionKeyError(
+                f"The store of {self._backend!r} is encrypted. Pass encryption_key=, or name the "
+                "key in the store URL: ?encryption_key_file=/path or ?encryption_key_env=NAME."
+            )
         if not isinstance(needed, int) or needed > FORMAT or features not in ([], [_ZSTD]):
             raise FormatError(
                 f"The store has format {needed} and features {features}; this version supports "

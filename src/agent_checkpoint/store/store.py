@@ -296,8 +296,11 @@ class Store:
         """Return the keys that have checkpoints and begin with the prefix, sorted.
 
         Raises:
+            FormatError: the store has a newer format.
+            EncryptionKeyError: the store is encrypted, and was opened without a key.
             StorageError: the medium failed.
         """
+        self.format.check()
         names = self.backend.streams(_KEY_PREFIX + prefix)
         keys = {name[len(_KEY_PREFIX) :] for name in names}
         for item in self.imports():

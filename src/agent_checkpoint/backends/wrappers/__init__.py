@@ -1,1 +1,1 @@
-"""Backends that wrap another one: retry, object cache, counting, read-only."""
+"""Backends that wrap another one: retry, object cache, encryption, counting, read-only."""

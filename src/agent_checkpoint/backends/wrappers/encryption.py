@@ -1,0 +1,346 @@
+"""The wrapper that encrypts objects, entries and names before they reach another backend.
+
+Owns the key record of the store, and the binding of entries to their places. See
+`design/034-encryption.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from agent_checkpoint.backends.base import NO_OBJECTS, Backend, BackendProperties, ObjectScan
+from agent_checkpoint.backends.wrapper import WrapperBackend
+from agent_checkpoint.backends.wrappers.encryption_keys import (
+    FORMAT_STREAM,
+    EncryptionKey,
+    KeyMaterial,
+    key_materials,
+    read_key_record,
+    write_key_record,
+)
+from agent_checkpoint.backends.wrappers.store_cipher import OVERHEAD, StoreCipher
+from agent_checkpoint.errors import (
+    ConflictError,
+    EncryptionKeyError,
+    IntegrityError,
+    InvalidInputError,
+    MissingObjectsError,
+    StorageError,
+)
+from agent_checkpoint.records import (
+    Entry,
+    ObjectInfo,
+    check_object_id,
+    check_stream,
+    is_object_id,
+    is_stream,
+    short_repr,
+)
+
+_PREVIOUS = 8
+"""Bytes of the number of the previous entry, before the encrypted entry."""
+_TRIES = 1000
+_MOST_STREAMS = 1000
+_DAMAGED = b""
+"""Returned for an object or entry that is not authentic. The store above reports it as damaged:
+neither an object nor an entry of a store is ever empty."""
+
+
+class EncryptedBackend(WrapperBackend):
+    """Encrypts with AES-256-GCM under a random data key, which the user's key encrypts.
+
+    The data key is in the store's format record. Objects are bound to their ids, entries to their
+    stream and to the entry before them. An object or entry that is not authentic comes back as
+    empty bytes, so that the rest of a damaged store stays usable.
+    """
+
+    def __init__(self, inner: Backend, key: EncryptionKey) -> None:
+        """Wrap a backend. The key is read, and the store checked, at the first use.
+
+        Args:
+            inner: the backend, which the wrapper closes.
+            key: 32 random bytes, a passphrase, a path of a file with one of these, a function that
+                returns one; or a list: the current key first, then keys that may open the store
+                until `rotate_key` has run.
+        """
+        super().__init__(inner)
+        self._key = key
+        self._opened: StoreCipher | None = None
+        self._newest: dict[str, int] = {}
+        """The number of the newest entry of a stream, when it was last read or appended to."""
+
+    def __reduce__(self) -> Any:
+        raise InvalidInputError("An encrypted store cannot be pickled: open it again instead.")
+
+    @property
+    def properties(self) -> BackendProperties:
+        """Those of the wrapped backend, but not readable, and without a URL that would open it."""
+        return self.inner.properties._replace(readable=False, url=None, can_repack=False)
+
+    # -- the key record --------------------------------------------------------------------------
+
+    def rotate_key(self) -> None:
+        """Make the first of the given keys the only one that opens the store.
+
+        Encrypts the data key again, not the data. Safe beside other processes, and finished by a
+        second call if it was interrupted.
+
+        Raises:
+            EncryptionKeyError: none of the keys opens the store, or it is not encrypted.
+            StorageError: the medium failed.
+        """
+        cipher, first = self._cipher_to_write(), key_materials(self._key)[0]
+        for _ in range(_TRIES):
+            newest = self.inner.read(FORMAT_STREAM, limit=1, newest_first=True)[0]
+            wrapped = read_key_record(newest.data) or []
+            if len(wrapped) != 1 or StoreCipher.unwrap(first, wrapped[0]) is None:
+                record = write_key_record([cipher.wrap(first)])
+                try:
+                    self.inner.append(FORMAT_STREAM, record, after=newest.seq)
+                except ConflictError:
+                    continue
+            newest = self.inner.read(FORMAT_STREAM, limit=1, newest_first=True)[0]
+            older = self.inner.read(FORMAT_STREAM, before=newest.seq)
+            self.inner.remove(FORMAT_STREAM, [entry.seq for entry in older])
+            return
+        raise StorageError("Other processes keep changing the key of the store.", retryable=True)
+
+    def _cipher(self) -> StoreCipher | None:
+        """Return the cipher of the store; None if the store is new.
+
+        Raises:
+            EncryptionKeyError: no given key opens the store, or it is not encrypted.
+            IntegrityError: the key record is damaged.
+            StorageError: the medium failed.
+        """
+        if self._opened is None:
+            # No lock: two threads do the same work, and a forked child cannot inherit it locked.
+            self._opened = self._unlock()
+        return self._opened
+
+    def _cipher_to_write(self) -> StoreCipher:
+        """Return the cipher of the store; make the key record of a new store."""
+        cipher = self._cipher()
+        if cipher is None:
+            cipher = StoreCipher()
+            record = write_key_record([cipher.wrap(key_materials(self._key)[0])])
+            try:
+                self.inner.append(FORMAT_STREAM, record, after=0)
+            except ConflictError:  # another process opened the same new store
+                return self._cipher_to_write()
+            self._opened = cipher
+        return cipher
+
+    def _unlock(self) -> StoreCipher | None:
+        keys = key_materials(self._key)
+        entries = self.inner.read(FORMAT_STREAM, limit=1, newest_first=True)
+        if not entries and next(self.inner.streams(), None) is not None:
+            # Written by another process in between, or missing: it is the first entry of a store.
+            entries = self.inner.read(FORMAT_STREAM, limit=1, newest_first=True)
+            if not entries:
+                raise EncryptionKeyError(
+                    f"{self.inner!r} has entries but no key record. It is not encrypted, or its "
+                    "key record was removed."
+                )
+        if not entries:
+            return None
+        wrapped = read_key_record(entries[0].data)
+        if wrapped is None:
+            raise EncryptionKeyError(
+                f"{self.inner!r} is not encrypted. Open it without a key; or copy its keys to a "
+                "new encrypted store."
+            )
+        for key in keys:
+            for item in wrapped:
+                cipher = StoreCipher.unwrap(key, item)
+                if cipher is not None:
+                    return cipher
+        raise EncryptionKeyError(
+            f"The encryption key does not open {self.inner!r}. Pass the key that the store was "
+            "made with, or was last rotated to."
+        )
+
+    # -- objects ---------------------------------------------------------------------------------
+
+    def put_objects(self, objects: Mapping[str, bytes]) -> None:
+        """Encrypt and store objects. Raises also EncryptionKeyError."""
+        for name in objects:
+            check_object_id(name)
+        if objects:
+            self.inner.put_objects(_encrypted(self._cipher_to_write(), objects))
+
+    def get_objects(self, ids: Iterable[str]) -> dict[str, bytes]:
+        """Return the existing objects, decrypted. Raises also EncryptionKeyError."""
+        cipher = self._cipher()
+        if cipher is None:
+            return {}
+        found = self.inner.get_objects(_names(cipher, ids))
+        plain = ((cipher.decrypt_name(name), data) for name, data in found.items())
+        return {name: _opened(cipher.decrypt(data, bytes.fromhex(name))) for name, data in plain}
+
+    def missing_objects(self, ids: Iterable[str]) -> set[str]:
+        """Return the ids that are not stored. Raises also EncryptionKeyError."""
+        cipher, asked = self._cipher(), set(ids)
+        if cipher is None:
+            return asked
+        valid = {name for name in asked if is_object_id(name)}
+        missing = self.inner.missing_objects(_names(cipher, valid))
+        return asked - valid | {cipher.decrypt_name(name) for name in missing}
+
+    def list_objects(self) -> Iterator[ObjectInfo]:
+        """Iterate over all objects, with the sizes of their content. Raises EncryptionKeyError."""
+        cipher = self._cipher()
+        if cipher is not None:
+            for name, size, ts in self.inner.list_objects():
+                yield ObjectInfo(cipher.decrypt_name(name), max(0, size - OVERHEAD), ts)
+
+    def delete_objects(self, ids: Iterable[str]) -> None:
+        """Delete the objects. Raises also EncryptionKeyError."""
+        cipher = self._cipher()
+        if cipher is not None:
+            self.inner.delete_objects(_names(cipher, ids))
+
+    def find_objects(self, first: bytes, position: Any = None) -> ObjectScan:
+        """Raise StorageError: the first bytes of encrypted objects say nothing."""
+        return Backend.find_objects(self, first, position)
+
+    def replace_objects(self, objects: Mapping[str, bytes]) -> None:
+        """Raise StorageError, as `find_objects` does."""
+        Backend.replace_objects(self, objects)
+
+    # -- streams ---------------------------------------------------------------------------------
+
+    def append(
+        self,
+        stream: str,
+        entry: bytes,
+        *,
+        after: int | None = None,
+        objects: Mapping[str, bytes] = NO_OBJECTS,
+        requires: Collection[str] = (),
+    ) -> int:
+        """Encrypt and append, always after a known entry: the new entry is bound to it.
+
+        Raises also EncryptionKeyError.
+        """
+        check_stream(stream)
+        for name in objects:
+            check_object_id(name)
+        malformed = {name for name in requires if not is_object_id(name)}
+        if malformed:
+            raise MissingObjectsError(malformed)
+        cipher = self._cipher_to_write()
+        name, hidden = cipher.encrypt_stream(stream), _encrypted(cipher, objects)
+        needed = list(_names(cipher, requires))
+        previous = self._newest.get(stream) if after is None else after
+        for _ in range(_TRIES):
+            if previous is None:
+                newest = self.inner.read(name, limit=1, newest_first=True)
+                previous = newest[0].seq if newest else 0
+            number = (previous if 0 <= previous < 1 << 63 else 0).to_bytes(_PREVIOUS, "big")
+            data = number + cipher.encrypt(bytes(entry), number + stream.encode())
+            try:
+                seq = self.inner.append(name, data, after=previous, objects=hidden, requires=needed)
+            except MissingObjectsError as error:
+                raise MissingObjectsError(map(cipher.decrypt_name, error.ids)) from error
+            except ConflictError as error:
+                if after is not None:
+                    raise ConflictError(
+                        f"The newest entry of the stream {short_repr(stream)} is not {after}."
+                    ) from error
+                previous = None  # another writer was faster
+            else:
+                self._saw(stream, seq)
+                return seq
+        raise StorageError(
+            f"Too many others append to the stream {short_repr(stream)}.", retryable=True
+        )
+
+    def read(
+        self,
+        stream: str,
+        *,
+        before: int | None = None,
+        after: int | None = None,
+        limit: int | None = None,
+        newest_first: bool = False,
+    ) -> list[Entry]:
+        """Return the entries, decrypted. Raises also EncryptionKeyError."""
+        cipher = self._cipher()
+        if cipher is None or not is_stream(stream):
+            return []
+        # One more, older entry where that is cheap, to check the place of the oldest of these.
+        found = self.inner.read(
+            cipher.encrypt_stream(stream),
+            before=before,
+            after=None if after is None else after - 1,
+            limit=None if limit is None else limit + 1,
+            newest_first=newest_first,
+        )
+        if newest_first and before is None:
+            self._saw(stream, found[0].seq if found else 0)
+        opened: list[Entry] = []
+        older = 0
+        for seq, data in reversed(found) if newest_first else found:
+            previous = int.from_bytes(data[:_PREVIOUS], "big")
+            plain = cipher.decrypt(data[_PREVIOUS:], data[:_PREVIOUS] + stream.encode())
+            # The entry before it was the newest one when it was appended. It may be removed since,
+            # but no entry that is still there may lie between the two.
+            is_in_place = older <= previous < seq
+            opened.append(Entry(seq, _opened(plain if is_in_place else None)))
+            older = seq
+        if newest_first:
+            opened.reverse()
+        wanted = [entry for entry in opened if after is None or entry.seq > after]
+        return wanted if limit is None else wanted[:limit]
+
+    def remove(self, stream: str, seqs: Iterable[int]) -> None:
+        """Remove the entries. Raises also EncryptionKeyError."""
+        cipher = self._cipher()
+        if cipher is not None and is_stream(stream):
+            self.inner.remove(cipher.encrypt_stream(stream), seqs)
+
+    def streams(self, prefix: str = "") -> Iterator[str]:
+        """Iterate over the decrypted names of streams.
+
+        Raises:
+            EncryptionKeyError: no given key opens the store, or it is not encrypted.
+            IntegrityError: a name is not authentic. Not skipped: gc would delete what its entries
+                refer to.
+            StorageError: the medium failed.
+        """
+        cipher = self._cipher()
+        if cipher is None:
+            return
+        kind, slash, _ = prefix.partition("/")
+        for name in self.inner.streams(kind + slash if slash else ""):
+            stream = cipher.decrypt_stream(name)
+            if stream is None and name != FORMAT_STREAM:
+                raise IntegrityError(
+                    f"The name of the stream {short_repr(name)} in {self.inner!r} is not "
+                    "authentic: the store was altered. Restore it from a backup, or remove the "
+                    "stream there."
+                )
+            if stream is not None and stream.startswith(prefix):
+                yield stream
+
+    def _saw(self, stream: str, newest: int) -> None:
+        if len(self._newest) >= _MOST_STREAMS:
+            self._newest.clear()
+        self._newest[stream] = newest
+
+
+def _encrypted(cipher: StoreCipher, objects: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {
+        cipher.encrypt_name(name): cipher.encrypt(bytes(data), bytes.fromhex(name))
+        for name, data in objects.items()
+    }
+
+
+def _names(cipher: StoreCipher, ids: Iterable[str]) -> Iterator[str]:
+    return (cipher.encrypt_name(name) for name in ids if is_object_id(name))
+
+
+def _opened(plain: bytes | None) -> bytes:
+    return _DAMAGED if plain is None else plain
