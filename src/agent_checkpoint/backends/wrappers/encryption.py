@@ -14,7 +14,6 @@ from agent_checkpoint.backends.wrapper import WrapperBackend
 from agent_checkpoint.backends.wrappers.encryption_keys import (
     FORMAT_STREAM,
     EncryptionKey,
-    KeyMaterial,
     key_materials,
     read_key_record,
     write_key_record,

@@ -26,7 +26,7 @@ _LONGEST = 4096
 _HASH_MEMBER = b',"sha256":"%b"}'
 
 EncryptionKey = Union[bytes, str, "os.PathLike[str]", Callable[[], Any], Sequence[Any]]
-"""A key, the file with it, a function that returns it; or a list of these, the current one first."""
+"""A key, its file, a function that returns it; or a list of these, the current key first."""
 
 
 class EnvironmentKey:

@@ -91,7 +91,7 @@ class StoreCipher:
         return _VERSION + salt + self._content_cipher(salt, place).encrypt(_NONCE, data, place)
 
     def decrypt(self, data: bytes, place: bytes) -> bytes | None:
-        """Decrypt the bytes of a place; None if they were altered, or are those of another place."""
+        """Decrypt the bytes of a place; None if they were altered or are from another place."""
         if data[:1] != _VERSION or len(data) < OVERHEAD:
             return None
         try:
