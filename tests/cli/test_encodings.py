@@ -37,6 +37,7 @@ ARGUMENTS: dict[str, list[list[str]]] = {
     "delete": [[f"{KEY}-fehlt", "--yes"]],
     "gc": [["--json"]],
     "purge": [["--dry-run"]],
+    "rotate-key": [["--to-env", "NAME"]],
     "export": [[KEY, "archiv-größe"]],
     "import": [["archiv-fehlt-größe"]],
     "ui": [["--port", "größe"]],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.os_support.os_fork import block_forks
@@ -12,6 +12,11 @@ from agent_checkpoint.backends.wrappers.url_options import WRAPPER_OPTIONS, spli
 from agent_checkpoint.errors import Hint, InvalidInputError
 from agent_checkpoint.options import BackendName, Compression, Durability
 from agent_checkpoint.records import short_repr
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from agent_checkpoint.backends.wrappers.encryption_keys import EncryptionKey
 
 ENTRY_POINTS = "agent_checkpoint.backends"
 """The entry point group for URL schemes: the name is the scheme, the value `(url) -> Backend`."""
@@ -21,6 +26,8 @@ def open_store(
     store: str | os.PathLike[str] | Backend | None,
     backend: BackendName | str | Backend | None,
     path: str | os.PathLike[str] | None,
+    *,
+    encryption_key: EncryptionKey | None = None,
     **options: Any,
 ) -> Backend:
     """Open the backend that the arguments select; without arguments, an in-memory backend.
@@ -29,6 +36,7 @@ def open_store(
         store: a path, a store URL or a Backend.
         backend: a short name, a store URL or a Backend, instead of `store`.
         path: the directory, with a short name.
+        encryption_key: encrypts the store; see `EncryptedBackend`.
         options: the options of `open_backend`, with a path or a short name.
 
     Raises:
@@ -37,23 +45,27 @@ def open_store(
     if store is not None:
         if backend is not None or path is not None:
             raise InvalidInputError("Pass a store, or backend= and path=, not both.")
-        return open_named(store, **options)
+        return open_named(store, encryption_key=encryption_key, **options)
     if backend is None and path is not None:
         raise InvalidInputError('path= needs a backend: backend="sqlite" or backend="file".')
-    if backend is None:
-        return open_backend("memory", **options)
-    if isinstance(backend, str) and "://" not in backend:
-        return open_backend(backend, path, **options)
+    if backend is None or (isinstance(backend, str) and "://" not in backend):
+        opened = open_backend(backend or "memory", path, **options)
+        return wrap_backend(opened, _given(encryption_key=encryption_key))
     if path is not None:
         raise InvalidInputError("path= needs the short name of a backend.")
     if not isinstance(backend, (str, Backend)):
         raise InvalidInputError(
             f"{short_repr(backend)} is not a backend name, a store URL or a Backend."
         )
-    return open_named(backend, **options)
+    return open_named(backend, encryption_key=encryption_key, **options)
 
 
-def open_named(store: str | os.PathLike[str] | Backend | None, **options: Any) -> Backend:
+def open_named(
+    store: str | os.PathLike[str] | Backend | None,
+    *,
+    encryption_key: EncryptionKey | None = None,
+    **options: Any,
+) -> Backend:
     """Open a store by path, URL or Backend.
 
     A path is the directory of an SQLite store; None is the default store. Options are those of
@@ -67,15 +79,18 @@ def open_named(store: str | os.PathLike[str] | Backend | None, **options: Any) -
             f"{store!r} is the name of a backend, not a store.",
             hint=Hint(f'Pass backend="{store}", or ./{store} for a directory.'),
         )
-    if store is None or isinstance(store, os.PathLike):
-        return open_backend("sqlite", store, **options)
-    if isinstance(store, str) and "://" not in store:
-        return open_backend("sqlite", store, **options)
+    encryption = _given(encryption_key=encryption_key)
+    if (
+        store is None
+        or isinstance(store, os.PathLike)
+        or (isinstance(store, str) and "://" not in store)
+    ):
+        return wrap_backend(open_backend("sqlite", store, **options), encryption)
     given = list(_given(**options))
     if isinstance(store, str):
         if given:
             raise InvalidInputError(f"Put {', '.join(given)} into the URL: …?{given[0]}=….")
-        return open_url(store)
+        return open_url(store, encryption_key)
     if not isinstance(store, Backend):
         raise InvalidInputError(
             "A store is a path, a store URL, a Backend or a CheckpointManager, not "
@@ -86,7 +101,7 @@ def open_named(store: str | os.PathLike[str] | Backend | None, **options: Any) -
             f"{', '.join(given)} cannot be combined with a Backend instance: pass the option "
             "to its constructor."
         )
-    return store
+    return wrap_backend(store, encryption)
 
 
 def as_shared(store: str) -> str:
@@ -153,7 +168,7 @@ def open_backend(
     )
 
 
-def open_url(url: str) -> Backend:
+def open_url(url: str, encryption_key: EncryptionKey | None = None) -> Backend:
     """Open the backend for a store URL, such as `file:///var/checkpoints`.
 
     Options of `open_backend` follow a question mark: `sqlite:///var/store?durability=fast`. The
@@ -164,6 +179,10 @@ def open_url(url: str) -> Backend:
             option is invalid.
     """
     url, options = split_options(url)
+    if encryption_key is not None:
+        if any(name in options for name in _KEY_OPTIONS):
+            raise InvalidInputError("Pass encryption_key=, or name the key in the URL, not both.")
+        options["encryption_key"] = encryption_key
     scheme, separator, _ = url.partition("://")
     if not separator:
         raise InvalidInputError(f"{short_repr(url)} is not a store URL such as file:///path.")
@@ -174,7 +193,7 @@ def open_url(url: str) -> Backend:
             "file://, sqlite:// and postgresql://. For other schemes, install the package of the "
             "backend."
         )
-    return wrap_backend(opener(url), options) if options else opener(url)
+    return wrap_backend(opener(url), options)
 
 
 def wrap_backend(backend: Backend, options: Mapping[str, Any]) -> Backend:
@@ -182,11 +201,13 @@ def wrap_backend(backend: Backend, options: Mapping[str, Any]) -> Backend:
 
     Args:
         backend: the backend; it is closed if an option is invalid.
-        options: those of `WRAPPER_OPTIONS`, parsed.
+        options: those of `WRAPPER_OPTIONS`, parsed; or `encryption_key`.
 
     Raises:
         InvalidInputError: an option is invalid.
     """
+    if not options:
+        return backend
     try:
         with block_forks():
             from agent_checkpoint.backends.wrappers.counting import CountingBackend
@@ -201,7 +222,10 @@ def wrap_backend(backend: Backend, options: Mapping[str, Any]) -> Backend:
             backend = CacheBackend(backend, options["cache"], **max_bytes)
         elif "cache_bytes" in options:
             raise InvalidInputError("cache_bytes needs a directory: cache=/absolute/path.")
-        # Encryption comes here: the cache holds ciphertext.
+        # Above the cache, which holds ciphertext.
+        keys = [options[name] for name in _KEY_OPTIONS if options.get(name) is not None]
+        if keys:
+            backend = encryption().EncryptedBackend(backend, keys[0] if len(keys) == 1 else keys)
         if options.get("count"):
             backend = CountingBackend(backend)
         if options.get("read_only"):
@@ -210,6 +234,19 @@ def wrap_backend(backend: Backend, options: Mapping[str, Any]) -> Backend:
         backend.close()
         raise
     return backend
+
+
+def encryption() -> ModuleType:
+    """Import the module of the wrapper that encrypts. Raises InvalidInputError."""
+    try:
+        with block_forks():
+            from agent_checkpoint.backends.wrappers import encryption as module
+    except ImportError as error:
+        raise InvalidInputError(
+            f"An encrypted store needs the package {error.name or 'cryptography'}. Run: "
+            "pip install 'agent-checkpoint[encryption]'"
+        ) from error
+    return module
 
 
 def _open_memory(url: str) -> Backend:
@@ -278,6 +315,7 @@ def _refuse_options(name: str, options: dict[str, Any]) -> None:
         raise InvalidInputError(f"The {name} backend has no option {', '.join(options)}.")
 
 
+_KEY_OPTIONS = ("encryption_key", "encryption_key_file", "encryption_key_env")
 _OPTIONS: dict[str, Callable[[str], Any]] = {
     "durability": str,
     "min_free": int,

@@ -71,6 +71,7 @@ COMMANDS = (
     CommandRow("delete", "delete keys or checkpoints", STORE),
     CommandRow("gc", "delete unreachable objects", STORE),
     CommandRow("purge", "remove a leaked secret from all checkpoints", STORE),
+    CommandRow("rotate-key", "change the encryption key of a store", STORE),
     CommandRow("export", "write a key and its checkpoints to an archive", STORE),
     CommandRow("import", "import a key from an archive", STORE, makes_store=True),
     CommandRow("copy", "copy keys from store to store", STORE, takes_store=False),

@@ -15,6 +15,8 @@ HINTS = {
     "effects_unknown": f"Pass --effects warn to roll back anyway, {_LATER} Record an unknown "
     f"outcome with {_RESOLVE}",
     "existing_directory": "Pass --workspace with an existing directory.",
+    "encryption_key": "Name its key in the URL: --store '…?encryption_key_file=/path' or "
+    "…?encryption_key_env=NAME.",
     "exists": "Import {path} into another store, by --store.",
     "force": "Use the directory of one project, or pass --force.",
     "head": "Retry, or fork.",

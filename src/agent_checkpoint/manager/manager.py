@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 from agent_checkpoint import telemetry
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.os_support.os_fork import block_forks
-from agent_checkpoint.backends.registry import open_store
+from agent_checkpoint.backends.registry import encryption, open_store
 from agent_checkpoint.core.codec.save_policy import SavePolicy
 from agent_checkpoint.core.external_snapshot import External
 from agent_checkpoint.core.live_objects import LiveObjects
@@ -79,6 +79,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
+    from agent_checkpoint.backends.wrappers.encryption_keys import EncryptionKey
     from agent_checkpoint.store.store_argument import StoreLike
 
 Self = TypeVar("Self", bound="CheckpointManager")
@@ -117,6 +118,7 @@ class CheckpointManager:
         max_bytes: int | None = None,
         compression: Compression | None = None,
         shared: bool | None = None,
+        encryption_key: EncryptionKey | None = None,
     ) -> None:
         """Open a store; without arguments, one in memory.
 
@@ -142,6 +144,10 @@ class CheckpointManager:
                 required by every process that opens the store).
             shared: accept a directory that other users own or can write to. Entries are signed
                 with an HMAC under your secret; entries without a valid signature are not loaded.
+            encryption_key: encrypt all that is stored, names too: 32 random bytes, a passphrase, a
+                Path of a file with one of these, or a function that returns one. During a rotation
+                a list: the new key, then the old one. The key is checked at the first use of the
+                store. Without it the data is lost.
 
         Raises:
             InvalidInputError: the arguments select no backend, or conflict.
@@ -151,12 +157,13 @@ class CheckpointManager:
         """The encoding of states: `json` or `pickle`."""
         self.policy = save_policy(fmt, pickles, redactor_of(redact))
         """What a save does with values that would be pickled, and with secrets."""
-        options = {
+        options: dict[str, Any] = {
             "durability": durability,
             "min_free": min_free,
             "max_bytes": max_bytes,
             "compression": compression,
             "shared": shared,
+            "encryption_key": encryption_key,
         }
         found = existing_store(store)
         self._owns_store = found is None
@@ -420,6 +427,20 @@ class CheckpointManager:
             if isinstance(part, External):
                 part.release_unused(self.store)
         return report
+
+    def rotate_key(self, new: EncryptionKey | None = None) -> None:
+        """Make a new encryption key the only one that opens the store; the data stays as it is.
+
+        Other processes may keep saving. If the call is interrupted, repeat it.
+
+        Args:
+            new: the new key; by default the first one of the list `encryption_key`.
+
+        Raises:
+            EncryptionKeyError: none of the keys opens the store, or it is not encrypted.
+            StorageError: the medium failed, or the store is open read-only.
+        """
+        encryption().find_encrypted(self.store.backend).rotate_key(new)
 
     def purge(self, secret: str | bytes, *, dry_run: bool = False) -> PurgeReport:
         """Remove a leaked secret: delete all checkpoints that contain it, and all its traces.

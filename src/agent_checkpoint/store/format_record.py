@@ -10,6 +10,7 @@ from agent_checkpoint.errors import (
     ConflictError,
     EncryptionKeyError,
     FormatError,
+    Hint,
     IntegrityError,
     InvalidInputError,
 )
@@ -73,8 +74,12 @@ class FormatRecord:
         needed, features = record.get(need), record.get("features") or []
         if features == [ENCRYPTED]:  # the wrapper that decrypts hides this record
             raise EncryptionKeyError(
-                f"The store of {self._backend!r} is encrypted. Pass encryption_key=, or name the "
-                "key in the store URL: ?encryption_key_file=/path or ?encryption_key_env=NAME."
+                f"The store of {self._backend!r} is encrypted.",
+                hint=Hint(
+                    "Pass encryption_key=, or name its key in the store URL: "
+                    "…?encryption_key_file=/path or …?encryption_key_env=NAME.",
+                    "encryption_key",
+                ),
             )
         if not isinstance(needed, int) or needed > FORMAT or features not in ([], [_ZSTD]):
             raise FormatError(

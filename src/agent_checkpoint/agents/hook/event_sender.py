@@ -54,7 +54,7 @@ def submit(agent: str, event: bytes, deadline: float, store: str = "") -> None:
     """Save an event through the daemon, or in a child process if there is no daemon."""
     store = absolute_store(store or os.environ.get(STORE, ""))  # the daemon has a different cwd
     request = build_request(agent, event, store)
-    # A third-party backend may need environment variables that the daemon does not get.
+    # A third-party backend or a key may need environment variables that the daemon does not get.
     is_served = sys.platform == "linux" and not os.environ.get(DIRECT) and _is_here(store)
     if not is_served or not _save_by_daemon(request, deadline):
         from agent_checkpoint.agents.hook.spawn import save_in_child
@@ -87,8 +87,9 @@ def build_request(agent: str, event: bytes, store: str = "") -> bytes:
 
 
 def _is_here(store: str) -> bool:
-    """Return whether a store is a local directory of a built-in backend."""
-    return "://" not in store or store.startswith(("sqlite://", "file://"))
+    """Return whether a store is a local directory of a built-in backend, without a variable."""
+    is_local = "://" not in store or store.startswith(("sqlite://", "file://"))
+    return is_local and "encryption_key_env=" not in store
 
 
 def absolute_store(store: str) -> str:

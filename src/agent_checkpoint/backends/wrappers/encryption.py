@@ -7,6 +7,7 @@ Owns the key record of the store, and the binding of entries to their places. Se
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from agent_checkpoint.backends.base import NO_OBJECTS, Backend, BackendProperties, ObjectScan
@@ -16,9 +17,12 @@ from agent_checkpoint.backends.wrappers.encryption_keys import (
     EncryptionKey,
     key_materials,
     read_key_record,
+    url_options,
     write_key_record,
 )
+from agent_checkpoint.backends.wrappers.read_only import ReadOnlyBackend
 from agent_checkpoint.backends.wrappers.store_cipher import OVERHEAD, StoreCipher
+from agent_checkpoint.backends.wrappers.url_options import with_options
 from agent_checkpoint.errors import (
     ConflictError,
     EncryptionKeyError,
@@ -74,35 +78,41 @@ class EncryptedBackend(WrapperBackend):
 
     @property
     def properties(self) -> BackendProperties:
-        """Those of the wrapped backend, but not readable, and without a URL that would open it."""
-        return self.inner.properties._replace(readable=False, url=None, can_repack=False)
+        """Those of the wrapped backend, but not readable. The URL names a file or a variable.
+
+        There is no URL if the key is given in any other way.
+        """
+        inner, options = self.inner.properties, url_options(self._key)
+        url = with_options(inner.url, **options) if options else None
+        return inner._replace(readable=False, url=url, can_repack=False)
 
     # -- the key record --------------------------------------------------------------------------
 
-    def rotate_key(self) -> None:
-        """Make the first of the given keys the only one that opens the store.
+    def rotate_key(self, new: EncryptionKey | None = None) -> None:
+        """Make a new key the only one that opens the store. The data is not encrypted again.
 
-        Encrypts the data key again, not the data. Safe beside other processes, and finished by a
-        second call if it was interrupted.
+        Other processes may use the store meanwhile. If the call is interrupted, repeat it.
+
+        Args:
+            new: the new key; by default the first one of the keys that were given.
 
         Raises:
             EncryptionKeyError: none of the keys opens the store, or it is not encrypted.
             StorageError: the medium failed.
         """
+        if new is not None:
+            self._key = [new, self._key]
         cipher, first = self._cipher_to_write(), key_materials(self._key)[0]
         for _ in range(_TRIES):
             newest = self.inner.read(FORMAT_STREAM, limit=1, newest_first=True)[0]
             wrapped = read_key_record(newest.data) or []
-            if len(wrapped) != 1 or StoreCipher.unwrap(first, wrapped[0]) is None:
+            if len(wrapped) == 1 and StoreCipher.unwrap(first, wrapped[0]) is not None:
+                older = self.inner.read(FORMAT_STREAM, before=newest.seq)
+                self.inner.remove(FORMAT_STREAM, [entry.seq for entry in older])
+                return
+            with suppress(ConflictError):  # another process rotates it: look again
                 record = write_key_record([cipher.wrap(first)])
-                try:
-                    self.inner.append(FORMAT_STREAM, record, after=newest.seq)
-                except ConflictError:
-                    continue
-            newest = self.inner.read(FORMAT_STREAM, limit=1, newest_first=True)[0]
-            older = self.inner.read(FORMAT_STREAM, before=newest.seq)
-            self.inner.remove(FORMAT_STREAM, [entry.seq for entry in older])
-            return
+                self.inner.append(FORMAT_STREAM, record, after=newest.seq)
         raise StorageError("Other processes keep changing the key of the store.", retryable=True)
 
     def _cipher(self) -> StoreCipher | None:
@@ -328,6 +338,23 @@ class EncryptedBackend(WrapperBackend):
         if len(self._newest) >= _MOST_STREAMS:
             self._newest.clear()
         self._newest[stream] = newest
+
+
+def find_encrypted(backend: Backend) -> EncryptedBackend:
+    """Return the wrapper that encrypts a store, below other wrappers.
+
+    Raises:
+        EncryptionKeyError: the store is not encrypted.
+        StorageError: the store is open read-only.
+    """
+    found: Any = backend
+    while not isinstance(found, EncryptedBackend):
+        if isinstance(found, ReadOnlyBackend):
+            raise StorageError(f"{backend!r} is open read-only: its key cannot be rotated.")
+        found = getattr(found, "inner", None)
+        if found is None:
+            raise EncryptionKeyError(f"{backend!r} was opened without an encryption key.")
+    return found
 
 
 def _encrypted(cipher: StoreCipher, objects: Mapping[str, bytes]) -> dict[str, bytes]:

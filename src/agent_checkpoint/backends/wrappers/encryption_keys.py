@@ -107,6 +107,19 @@ def key_materials(key: EncryptionKey) -> list[KeyMaterial]:
     )
 
 
+def url_options(key: EncryptionKey) -> dict[str, str] | None:
+    """Return the options of a store URL that name a key; None if a URL cannot name it."""
+    options: dict[str, str] = {}
+    for each in key if isinstance(key, (list, tuple)) else [key]:
+        if isinstance(each, os.PathLike) and not options:
+            options["encryption_key_file"] = os.path.abspath(each)
+        elif isinstance(each, EnvironmentKey) and "encryption_key_env" not in options:
+            options["encryption_key_env"] = each.name
+        else:
+            return None
+    return options
+
+
 def _key_in(path: str) -> KeyMaterial:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

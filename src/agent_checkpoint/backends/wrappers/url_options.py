@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
+from agent_checkpoint.backends.wrappers.encryption_keys import EnvironmentKey
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import short_repr
 
@@ -70,12 +71,20 @@ def _absolute_path(value: str) -> Path:
     return path
 
 
+def _key_variable(value: str) -> EnvironmentKey:
+    if not value.isidentifier():
+        raise ValueError
+    return EnvironmentKey(value)
+
+
 _FLAG = ({"0": False, "1": True}.__getitem__, "0 or 1")
 
 WRAPPER_OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
     "retry": (int, "a number of attempts"),
     "cache": (_absolute_path, "an absolute path, with %26 for &"),
     "cache_bytes": (int, "a number of bytes"),
+    "encryption_key_file": (_absolute_path, "an absolute path, with %26 for &"),
+    "encryption_key_env": (_key_variable, "the name of an environment variable"),
     "count": _FLAG,
     "read_only": _FLAG,
 }
