@@ -17,6 +17,7 @@ MODULES = {
     "web": ("jinja2", "starlette", "uvicorn"),
     "postgres": ("psycopg",),
     "otel": ("opentelemetry",),
+    "encryption": ("cryptography",),
 }
 """The modules of each extra, apart from zstd, which newer versions of Python have."""
 

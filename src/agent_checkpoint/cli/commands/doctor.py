@@ -196,6 +196,7 @@ def _packages() -> list[_Check]:
         ("web", is_installed("web"), "the timeline in a browser: agent-checkpoint ui", "web"),
         ("psycopg", is_installed("postgres"), "stores in PostgreSQL", "postgres"),
         ("opentelemetry", is_installed("otel"), "spans and metrics", "otel"),
+        ("cryptography", is_installed("encryption"), "encrypted stores", "encryption"),
     )
     states = {True: "installed", False: "not installed"}
     return [
