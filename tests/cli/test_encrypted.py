@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("cryptography", reason="needs agent-checkpoint[encryption]")
 
 from agent_checkpoint import CheckpointManager
+from tests.cli.scene import scene
 from tests.cli.world import run
 
 OLD = "correct horse battery staple"
@@ -108,3 +109,23 @@ def test_a_rotation_that_is_refused(url: str, keys: "tuple[Path, Path]", tmp_pat
         manager.save("a", {"n": 1})
     assert run("--store", tmp_path / "plain", "rotate-key", "--to-file", keys[1]).status == 1
     assert run("--store", url, "keys").status == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["file", "env"])
+def test_the_hook_saves_into_an_encrypted_store(
+    tmp_path: Path, keys: "tuple[Path, Path]", by: str
+) -> None:
+    """The daemon has a key file; it does not get the variables of the agent."""
+    url = f"sqlite://{tmp_path}/store?encryption_key_{by}={keys[0] if by == 'file' else 'THE_KEY'}"
+    with scene(tmp_path / "scene", "served") as work:
+        work.environment.update({"AGENT_CHECKPOINT_STORE": url, "THE_KEY": OLD})
+        work.tool(1)
+        assert bool(work.servers()) == (by == "file")
+        assert work.log == ""
+    key = keys[0] if by == "file" else OLD
+    with CheckpointManager(tmp_path / "store", encryption_key=key) as manager:
+        (name,) = manager.list_keys()
+        assert name.startswith("claude-code/")
+    for file in (tmp_path / "store").rglob("*"):
+        assert file.is_dir() or b"claude" not in file.read_bytes()

@@ -69,6 +69,7 @@ class EncryptedBackend(WrapperBackend):
         """
         super().__init__(inner)
         self._key = key
+        self._properties: BackendProperties | None = None
         self._opened: StoreCipher | None = None
         self._newest: dict[str, int] = {}
         """The number of the newest entry of a stream, when it was last read or appended to."""
@@ -82,9 +83,11 @@ class EncryptedBackend(WrapperBackend):
 
         There is no URL if the key is given in any other way.
         """
-        inner, options = self.inner.properties, url_options(self._key)
-        url = with_options(inner.url, **options) if options else None
-        return inner._replace(readable=False, url=url, can_repack=False)
+        if self._properties is None:  # every save reads it several times
+            inner, options = self.inner.properties, url_options(self._key)
+            url = with_options(inner.url, **options) if options else None
+            self._properties = inner._replace(readable=False, url=url, can_repack=False)
+        return self._properties
 
     # -- the key record --------------------------------------------------------------------------
 
@@ -101,7 +104,7 @@ class EncryptedBackend(WrapperBackend):
             StorageError: the medium failed.
         """
         if new is not None:
-            self._key = [new, self._key]
+            self._key, self._properties = [new, self._key], None
         cipher, first = self._cipher_to_write(), key_materials(self._key)[0]
         for _ in range(_TRIES):
             newest = self.inner.read(FORMAT_STREAM, limit=1, newest_first=True)[0]
