@@ -6,6 +6,9 @@ import pytest
 
 pytest.importorskip("cryptography", reason="needs agent-checkpoint[encryption]")
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from agent_checkpoint import (
     CheckpointManager,
     FileBackend,
@@ -266,6 +269,53 @@ def test_an_entry_of_another_stream_is_refused(inner, backend):
     backend.append("fx/a", b"ledger")
     inner.append(stream_of(inner), inner.read(stream_of(inner, "fx"))[0].data)
     assert backend.read("key/a") == [Entry(1, b"a"), Entry(2, b"")]
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_whatever_is_read_is_in_the_order_in_which_it_was_written(data):
+    """The operator may drop, repeat, reorder and renumber entries."""
+    inner = MemoryBackend()
+    writers = [EncryptedBackend(inner, KEY) for _ in range(2)]
+    for number in range(data.draw(st.integers(1, 7), "entries")):
+        seq = writers[data.draw(st.integers(0, 1))].append("key/a", b"%d" % number)
+        if data.draw(st.booleans()):
+            writers[0].remove("key/a", [data.draw(st.integers(1, seq))])
+    names = [name for name in inner.streams() if name.startswith("key/")]
+    if not names:
+        return
+    name = names[0]
+    entries = inner.read(name)
+    chosen = data.draw(st.lists(st.sampled_from(entries), min_size=1, max_size=8))
+    seqs = sorted(
+        data.draw(st.sets(st.integers(1, 12), min_size=len(chosen), max_size=len(chosen)))
+    )
+    set_entries(inner, name, [Entry(seq, entry.data) for seq, entry in zip(seqs, chosen)])
+    for options in ({}, {"newest_first": True}, {"limit": 3}, {"limit": 2, "newest_first": True}):
+        found = [int(entry.data) for entry in writers[1].read("key/a", **options) if entry.data]
+        found = found[::-1] if options.get("newest_first") else found
+        assert found == sorted(set(found))
+    assert len(writers[1].read("key/a")) == len(chosen)
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_no_honest_history_is_damaged(data):
+    """Several writers, and removals anywhere, at any time."""
+    backends = [EncryptedBackend(inner := MemoryBackend(), KEY)]
+    backends += [EncryptedBackend(inner, KEY) for _ in range(2)]
+    present = {}
+    for number in range(data.draw(st.integers(1, 20), "steps")):
+        backend = backends[data.draw(st.integers(0, 2))]
+        if present and data.draw(st.integers(0, 2)) == 0:
+            seq = data.draw(st.sampled_from(sorted(present)))
+            backend.remove("key/a", [seq])
+            del present[seq]
+        else:
+            newest = max(present, default=0)
+            after = data.draw(st.sampled_from([None, newest]))
+            present[backend.append("key/a", b"%d" % number, after=after)] = b"%d" % number
+        assert readings(backends[data.draw(st.integers(0, 2))]) == present
 
 
 def test_removed_entries_leave_the_others_in_place(inner, backend):

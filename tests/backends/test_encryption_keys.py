@@ -1,5 +1,6 @@
 """Where a key of an encrypted store comes from, the check of a key, and its rotation."""
 
+import hashlib
 import json
 import os
 import pickle
@@ -75,6 +76,8 @@ def forms(tmp_path, monkeypatch):
 
 
 def test_every_form_of_a_key_opens_the_store(inner, tmp_path, monkeypatch):
+    scrypt = hashlib.scrypt
+    monkeypatch.setattr(hashlib, "scrypt", lambda *a, **options: scrypt(*a, **{**options, "n": 2}))
     EncryptedBackend(inner, PASSPHRASE).append("key/a", b"one")
     for form in forms(tmp_path, monkeypatch):
         assert EncryptedBackend(inner, form).read("key/a") == [Entry(1, b"one")]
@@ -84,6 +87,15 @@ def test_a_file_of_32_bytes_is_taken_as_it_is(inner, tmp_path):
     key = KEY[:31] + b"\n"
     EncryptedBackend(inner, private(tmp_path / "key", key)).append("key/a", b"one")
     assert EncryptedBackend(inner, key).read("key/a") == [Entry(1, b"one")]
+
+
+def test_a_function_is_called_once(inner):
+    calls = []
+    backend = EncryptedBackend(inner, lambda: calls.append(1) or KEY)
+    assert backend.read("key/a") == backend.read("key/a") == []
+    backend.append("key/a", b"one")
+    backend.rotate_key()
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize(("key", "kdf"), [(KEY, "blake2b"), (PASSPHRASE, "scrypt")])

@@ -15,6 +15,7 @@ from agent_checkpoint.backends.wrapper import WrapperBackend
 from agent_checkpoint.backends.wrappers.encryption_keys import (
     FORMAT_STREAM,
     EncryptionKey,
+    KeyMaterial,
     key_materials,
     read_key_record,
     url_options,
@@ -69,6 +70,7 @@ class EncryptedBackend(WrapperBackend):
         """
         super().__init__(inner)
         self._key = key
+        self._materials: list[KeyMaterial] = []
         self._properties: BackendProperties | None = None
         self._opened: StoreCipher | None = None
         self._newest: dict[str, int] = {}
@@ -104,8 +106,9 @@ class EncryptedBackend(WrapperBackend):
             StorageError: the medium failed.
         """
         if new is not None:
-            self._key, self._properties = [new, self._key], None
-        cipher, first = self._cipher_to_write(), key_materials(self._key)[0]
+            materials = [*key_materials(new), *self._keys()]
+            self._key, self._materials, self._properties = [new, self._key], materials, None
+        cipher, first = self._cipher_to_write(), self._keys()[0]
         for _ in range(_TRIES):
             newest = self.inner.read(FORMAT_STREAM, limit=1, newest_first=True)[0]
             wrapped = read_key_record(newest.data) or []
@@ -117,6 +120,12 @@ class EncryptedBackend(WrapperBackend):
                 record = write_key_record([cipher.wrap(first)])
                 self.inner.append(FORMAT_STREAM, record, after=newest.seq)
         raise StorageError("Other processes keep changing the key of the store.", retryable=True)
+
+    def _keys(self) -> list[KeyMaterial]:
+        """Return the given keys; files are read, and functions called, once."""
+        if not self._materials:
+            self._materials = key_materials(self._key)
+        return self._materials
 
     def _cipher(self) -> StoreCipher | None:
         """Return the cipher of the store; None if the store is new.
@@ -136,7 +145,7 @@ class EncryptedBackend(WrapperBackend):
         cipher = self._cipher()
         if cipher is None:
             cipher = StoreCipher()
-            record = write_key_record([cipher.wrap(key_materials(self._key)[0])])
+            record = write_key_record([cipher.wrap(self._keys()[0])])
             try:
                 self.inner.append(FORMAT_STREAM, record, after=0)
             except ConflictError:  # another process opened the same new store
@@ -145,7 +154,7 @@ class EncryptedBackend(WrapperBackend):
         return cipher
 
     def _unlock(self) -> StoreCipher | None:
-        keys = key_materials(self._key)
+        keys = self._keys()
         entries = self.inner.read(FORMAT_STREAM, limit=1, newest_first=True)
         if not entries and next(self.inner.streams(), None) is not None:
             # Written by another process in between, or missing: it is the first entry of a store.
