@@ -4,6 +4,7 @@ import os
 import threading
 import warnings
 from concurrent.futures import ProcessPoolExecutor
+from copy import copy
 
 import pytest
 
@@ -115,6 +116,14 @@ def test_an_encrypted_shared_store_is_signed_too(tmp_path, monkeypatch):
         monkeypatch.setenv("AGENT_CHECKPOINT_SECRET", "b" * 40)
         with pytest.raises(UntrustedDataError):
             manager.state_dict("a")
+
+
+def test_a_copy_encrypts_for_the_same_store():
+    backend = EncryptedBackend(MemoryBackend(), KEY)
+    backend.append("key/a", b"one")
+    twin = copy(backend)
+    assert twin.append("key/a", b"two") == 2
+    assert backend.read("key/a") == [Entry(1, b"one"), Entry(2, b"two")]
 
 
 class LostReply(MemoryBackend):

@@ -670,6 +670,7 @@ class CheckpointManager:
     averify = in_thread(verify)
     agc = in_thread(gc)
     apurge = in_thread(purge)
+    arotate_key = in_thread(rotate_key)
     astats = in_thread(stats)
     aexport_archive = in_thread(export_archive)
     aimport_archive = in_thread(import_archive)

@@ -79,6 +79,11 @@ class EncryptedBackend(WrapperBackend):
     def __reduce__(self) -> Any:
         raise InvalidInputError("An encrypted store cannot be pickled: open it again instead.")
 
+    def __copy__(self) -> EncryptedBackend:
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)  # not by __reduce__
+        return twin
+
     @property
     def properties(self) -> BackendProperties:
         """Those of the wrapped backend, but not readable. The URL names a file or a variable.
