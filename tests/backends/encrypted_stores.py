@@ -18,7 +18,7 @@ class Decryption:
 
     def __init__(self, inner, key=KEY):
         record = json.loads(inner.read("meta/format", limit=1, newest_first=True)[0].data)
-        (item,) = record["keys"]
+        item = record["key"]
         assert item["kdf"] == "blake2b"
         wrapping = AESGCM(prf(key, bytes.fromhex(item["salt"])))
         data_key = wrapping.decrypt(bytes(12), bytes.fromhex(item["wrapped"]), b"data key")
@@ -44,10 +44,10 @@ class Decryption:
         return AESGCM(key).decrypt(bytes(12), data[17:], place)
 
     def object(self, object_id, data):
-        return self.open(data, bytes.fromhex(object_id))
+        return self.open(data, b"object " + bytes.fromhex(object_id))
 
     def entry(self, stream, data):
-        return self.open(data[8:], data[:8] + stream.encode())
+        return self.open(data[8:], b"entry " + data[:8] + stream.encode())
 
 
 class Encrypted:

@@ -116,13 +116,13 @@ class EncryptedBackend(WrapperBackend):
         cipher, first = self._cipher_to_write(), self._keys()[0]
         for _ in range(_TRIES):
             newest = self.inner.read(FORMAT_STREAM, limit=1, newest_first=True)[0]
-            wrapped = read_key_record(newest.data) or []
-            if len(wrapped) == 1 and StoreCipher.unwrap(first, wrapped[0]) is not None:
+            wrapped = read_key_record(newest.data)
+            if wrapped is not None and StoreCipher.unwrap(first, wrapped) is not None:
                 older = self.inner.read(FORMAT_STREAM, before=newest.seq)
                 self.inner.remove(FORMAT_STREAM, [entry.seq for entry in older])
                 return
             with suppress(ConflictError):  # another process rotates it: look again
-                record = write_key_record([cipher.wrap(first)])
+                record = write_key_record(cipher.wrap(first))
                 self.inner.append(FORMAT_STREAM, record, after=newest.seq)
         raise StorageError("Other processes keep changing the key of the store.", retryable=True)
 
@@ -150,7 +150,7 @@ class EncryptedBackend(WrapperBackend):
         cipher = self._cipher()
         if cipher is None:
             cipher = StoreCipher()
-            record = write_key_record([cipher.wrap(self._keys()[0])])
+            record = write_key_record(cipher.wrap(self._keys()[0]))
             try:
                 self.inner.append(FORMAT_STREAM, record, after=0)
             except ConflictError:  # another process opened the same new store
@@ -178,10 +178,9 @@ class EncryptedBackend(WrapperBackend):
                 "new encrypted store."
             )
         for key in keys:
-            for item in wrapped:
-                cipher = StoreCipher.unwrap(key, item)
-                if cipher is not None:
-                    return cipher
+            cipher = StoreCipher.unwrap(key, wrapped)
+            if cipher is not None:
+                return cipher
         raise EncryptionKeyError(
             f"The encryption key does not open {self.inner!r}. Pass the key that the store was "
             "made with, or was last rotated to."
@@ -203,7 +202,7 @@ class EncryptedBackend(WrapperBackend):
             return {}
         found = self.inner.get_objects(_names(cipher, ids))
         plain = ((cipher.decrypt_name(name), data) for name, data in found.items())
-        return {name: _opened(cipher.decrypt(data, bytes.fromhex(name))) for name, data in plain}
+        return {name: _opened(cipher.decrypt(data, _object_place(name))) for name, data in plain}
 
     def missing_objects(self, ids: Iterable[str]) -> set[str]:
         """Return the ids that are not stored. Raises also EncryptionKeyError."""
@@ -265,7 +264,7 @@ class EncryptedBackend(WrapperBackend):
                 newest = self.inner.read(name, limit=1, newest_first=True)
                 previous = newest[0].seq if newest else 0
             number = (previous if 0 <= previous < 1 << 63 else 0).to_bytes(_PREVIOUS, "big")
-            data = number + cipher.encrypt(bytes(entry), number + stream.encode())
+            data = number + cipher.encrypt(bytes(entry), _entry_place(stream, number))
             try:
                 seq = self.inner.append(name, data, after=previous, objects=hidden, requires=needed)
             except MissingObjectsError as error:
@@ -310,7 +309,7 @@ class EncryptedBackend(WrapperBackend):
         older = 0
         for seq, data in reversed(found) if newest_first else found:
             previous = int.from_bytes(data[:_PREVIOUS], "big")
-            plain = cipher.decrypt(data[_PREVIOUS:], data[:_PREVIOUS] + stream.encode())
+            plain = cipher.decrypt(data[_PREVIOUS:], _entry_place(stream, data[:_PREVIOUS]))
             # The entry before it was the newest one when it was appended. It may be removed since,
             # but no entry that is still there may lie between the two.
             is_in_place = older <= previous < seq
@@ -376,9 +375,17 @@ def find_encrypted(backend: Backend) -> EncryptedBackend:
 
 def _encrypted(cipher: StoreCipher, objects: Mapping[str, bytes]) -> dict[str, bytes]:
     return {
-        cipher.encrypt_name(name): cipher.encrypt(bytes(data), bytes.fromhex(name))
+        cipher.encrypt_name(name): cipher.encrypt(bytes(data), _object_place(name))
         for name, data in objects.items()
     }
+
+
+def _object_place(object_id: str) -> bytes:
+    return b"object " + bytes.fromhex(object_id)
+
+
+def _entry_place(stream: str, previous: bytes) -> bytes:
+    return b"entry " + previous + stream.encode()
 
 
 def _names(cipher: StoreCipher, ids: Iterable[str]) -> Iterator[str]:

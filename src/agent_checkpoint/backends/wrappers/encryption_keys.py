@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Union
 
 from agent_checkpoint.errors import EncryptionKeyError, IntegrityError, InvalidInputError
@@ -144,7 +144,7 @@ def _hashed(data: bytes) -> bytes:
     return data if len(data) <= hashlib.blake2b.MAX_KEY_SIZE else hashlib.sha512(data).digest()
 
 
-def write_key_record(keys: Iterable[WrappedKey]) -> bytes:
+def write_key_record(key: WrappedKey) -> bytes:
     """Return the format record of an encrypted store, with its wrapped data key.
 
     A format record like those of `store/format_record.py`, in its place: a process without the key
@@ -155,16 +155,14 @@ def write_key_record(keys: Iterable[WrappedKey]) -> bytes:
         "read": 1,
         "write": 1,
         "features": [ENCRYPTED],
-        "keys": [
-            {"kdf": key.kdf, "salt": key.salt.hex(), "wrapped": key.wrapped.hex()} for key in keys
-        ],
+        "key": {"kdf": key.kdf, "salt": key.salt.hex(), "wrapped": key.wrapped.hex()},
     }
     members = json.dumps(record, separators=(",", ":")).encode()[:-1]
     return members + _HASH_MEMBER % hashlib.sha256(members).hexdigest().encode()
 
 
-def read_key_record(data: bytes) -> list[WrappedKey] | None:
-    """Return the wrapped keys in a format record; None if it is that of a plaintext store.
+def read_key_record(data: bytes) -> WrappedKey | None:
+    """Return the wrapped key in a format record; None if it is that of a plaintext store.
 
     Raises:
         IntegrityError: the record is damaged.
@@ -176,10 +174,10 @@ def read_key_record(data: bytes) -> list[WrappedKey] | None:
         members = data[: data.rindex(b',"sha256"')]
         if data != members + _HASH_MEMBER % hashlib.sha256(members).hexdigest().encode():
             raise ValueError
-        return [
-            WrappedKey(str(key["kdf"]), bytes.fromhex(key["salt"]), bytes.fromhex(key["wrapped"]))
-            for key in record["keys"]
-        ]
+        key = record["key"]
+        return WrappedKey(
+            str(key["kdf"]), bytes.fromhex(key["salt"]), bytes.fromhex(key["wrapped"])
+        )
     except (ValueError, LookupError, TypeError, RecursionError):
         raise IntegrityError(
             "The key record of the store (meta/format) is damaged. Restore it from a backup: no "
