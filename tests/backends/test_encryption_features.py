@@ -21,6 +21,7 @@ from agent_checkpoint import (
     UntrustedDataError,
     explore,
 )
+from agent_checkpoint import copy as copy_store
 from agent_checkpoint.backends.registry import open_url
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.backends.wrappers.encryption import EncryptedBackend
@@ -124,6 +125,20 @@ def test_a_copy_encrypts_for_the_same_store():
     twin = copy(backend)
     assert twin.append("key/a", b"two") == 2
     assert backend.read("key/a") == [Entry(1, b"one"), Entry(2, b"two")]
+
+
+def test_stores_are_copied_into_and_out_of_encryption(tmp_path, key_file):
+    plain, other = tmp_path / "plain", tmp_path / "other"
+    url = f"sqlite://{tmp_path}/store?encryption_key_file={key_file}"
+    with CheckpointManager(plain) as manager:
+        manager.save("a", {"text": "Xylophone " * 3000})
+    copy_store(plain, url)
+    copy_store(url, other)
+    for store in (url, other):
+        with CheckpointManager(store) as manager:
+            assert manager.state_dict("a") == {"text": "Xylophone " * 3000}
+    for file in (tmp_path / "store").rglob("*"):
+        assert file.is_dir() or b"Xylophone" not in file.read_bytes()
 
 
 class LostReply(MemoryBackend):

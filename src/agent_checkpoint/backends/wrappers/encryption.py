@@ -174,8 +174,8 @@ class EncryptedBackend(WrapperBackend):
         wrapped = read_key_record(entries[0].data)
         if wrapped is None:
             raise EncryptionKeyError(
-                f"{self.inner!r} is not encrypted. Open it without a key; or copy its keys to a "
-                "new encrypted store."
+                f"{self.inner!r} is not encrypted. Open it without a key, or copy it to a new "
+                "encrypted store."
             )
         for key in keys:
             cipher = StoreCipher.unwrap(key, wrapped)
