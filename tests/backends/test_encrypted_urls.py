@@ -11,6 +11,7 @@ pytest.importorskip("cryptography", reason="needs agent-checkpoint[encryption]")
 
 from agent_checkpoint import (
     Approvals,
+    CacheBackend,
     CheckpointManager,
     CountingBackend,
     EncryptionKeyError,
@@ -147,11 +148,26 @@ def test_malformed_options(tmp_path, option):
         open_url(f"sqlite://{tmp_path}/store?encryption_key_{option}")
 
 
-def test_the_order_of_the_wrappers(url):
-    everything = open_url(f"{url}&read_only=1&count=1&retry=2")
-    expected = [ReadOnlyBackend, CountingBackend, EncryptedBackend, RetryBackend, SQLiteBackend]
-    assert layers(everything) == expected
-    assert layers(open_url(everything.properties.url)) == expected
+def test_the_order_of_the_wrappers(tmp_path, url):
+    everything = open_url(f"{url}&read_only=1&count=1&retry=2&cache={tmp_path}/cache")
+    expected = [ReadOnlyBackend, CountingBackend, EncryptedBackend, CacheBackend, RetryBackend]
+    assert layers(everything) == [*expected, SQLiteBackend]
+    assert layers(open_url(everything.properties.url)) == [*expected, SQLiteBackend]
+
+
+def test_a_cache_holds_ciphertext_and_verify_reads_the_store(tmp_path, url):
+    with CheckpointManager(f"{url}&cache={tmp_path}/cache") as manager:
+        manager.save("a", {"text": "Xylophone " * 3000})
+    with CheckpointManager(f"{url}&cache={tmp_path}/cache") as manager:
+        assert manager.state_dict("a") == {"text": "Xylophone " * 3000}
+        cached = [file for file in (tmp_path / "cache").rglob("*") if file.is_file()]
+        assert sum(file.stat().st_size for file in cached) > 100
+        for file in cached:
+            assert b"Xylophone" not in file.read_bytes()
+        assert manager.verify().ok
+        inner = manager.store.backend.inner.inner
+        inner.delete_objects([info.id for info in inner.list_objects()])
+        assert not manager.verify().ok
 
 
 def test_every_place_that_takes_a_store(tmp_path, url):
