@@ -38,6 +38,7 @@ ARGUMENTS: dict[str, list[list[str]]] = {
     "gc": [["--json"]],
     "purge": [["--dry-run"]],
     "rotate-key": [["--to-env", "NAME"]],
+    "copy": [["quelle-größe", "memory://"], [".", "ziel-größe", KEY, "--json"]],
     "export": [[KEY, "archiv-größe"]],
     "import": [["archiv-fehlt-größe"]],
     "ui": [["--port", "größe"]],
