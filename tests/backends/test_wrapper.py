@@ -13,7 +13,7 @@ from agent_checkpoint import (
     Workspace,
     WrapperBackend,
 )
-from agent_checkpoint.backends.base import NO_OBJECTS
+from agent_checkpoint.backends.base import NO_OBJECTS, Changes
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.cli.progress_backend import ProgressBackend
 from agent_checkpoint.errors import MissingObjectsError
@@ -199,6 +199,23 @@ def test_a_wrapper_tells_that_its_store_was_replaced(wrapped):
     assert wrapped.is_replaced()
     with pytest.raises(StorageError):
         wrapped.read("key/a")
+
+
+class PositionedBackend(MemoryBackend):
+    def changes(self, position=None):
+        return Changes([], [], position + 1)
+
+
+def test_changes_are_forwarded_unless_names_or_ids_may_differ():
+    """A wrapper that renames streams must not report the names that the medium has."""
+    assert WrapperBackend(PositionedBackend()).changes(7).position == 8
+    assert WrapperBackend(WrapperBackend(PositionedBackend())).changes(7).position == 8
+    hidden_names = Disguise(PositionedBackend())
+    hidden_names.append("key/a", b"1", objects={"ab" * 32: b"x"})
+    for backend in (hidden_names, WrapperBackend(hidden_names)):
+        streams, objects, position = backend.changes(7)
+        assert (list(streams), [info.id for info in objects]) == (["key/a"], ["ab" * 32])
+        assert position is None
 
 
 def test_a_wrapper_deletes_on_a_full_disk(tmp_path):

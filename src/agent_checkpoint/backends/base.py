@@ -51,6 +51,17 @@ class ObjectScan(NamedTuple):
     """The position from which the next scan can continue; a JSON value."""
 
 
+class Changes(NamedTuple):
+    """The result of `Backend.changes`."""
+
+    streams: Iterable[str]
+    """The names of streams that may have new entries."""
+    objects: Iterable[ObjectInfo]
+    """The objects that may be new."""
+    position: Any
+    """The position from which the next call can continue; None if the backend has none."""
+
+
 class Backend(ABC):
     """Stores objects and streams. All methods are thread-safe.
 
@@ -242,6 +253,20 @@ class Backend(ABC):
         Not to be closed. By default it is this backend.
         """
         return self
+
+    def changes(self, position: Any = None) -> Changes:
+        """Return the streams and objects written since a position; by default, all.
+
+        They include all that was committed after the call that returned the position, and may
+        include more. With a position, gc deletes in several short sweeps.
+
+        Args:
+            position: from an earlier call of the same backend; None: return everything.
+
+        Raises:
+            StorageError: the medium failed.
+        """
+        return Changes(self.streams(), self.list_objects(), None)
 
     def find_objects(self, first: bytes, position: Any = None) -> ObjectScan:
         """Find the objects whose stored bytes begin with a byte, if `properties.can_repack`.

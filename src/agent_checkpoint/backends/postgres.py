@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
@@ -21,6 +22,7 @@ from agent_checkpoint.backends.base import (
     NO_OBJECTS,
     Backend,
     BackendProperties,
+    Changes,
     check_compression,
     check_newest,
 )
@@ -265,6 +267,29 @@ class PostgresBackend(Backend):
                 connection.execute(
                     f"ALTER TABLE {table} ALTER COLUMN data TYPE bytea USING data || ''::bytea"
                 )
+
+    def changes(self, position: Any = None) -> Changes:
+        """Return what transactions wrote that were not over at a position. Raises StorageError.
+
+        The position is the oldest transaction that was running. Every row has the number of the
+        transaction that wrote it; each append writes the row of its stream.
+        """
+        now = self._connections.read("SELECT pg_snapshot_xmin(pg_current_snapshot())::text", ())
+        reached = int(now[0][0]) if now else None
+        if position is None:
+            return Changes(self.streams(), self.list_objects(), reached)
+        # The numbers of rows have 32 bits and wrap around; ages compare them nevertheless.
+        is_new = "WHERE age(xmin) <= age(%s::xid)"
+        values = (str(position % 2**32),)
+        streams = self._connections.read(f"SELECT name FROM {self._streams} {is_new}", values)
+        objects = self._connections.read(
+            f"SELECT id, octet_length(data), ts FROM {self._objects} {is_new}", values
+        )
+        return Changes(
+            [name.decode("utf-8", "replace") for (name,) in streams],
+            [ObjectInfo(name.hex(), size, ts) for name, size, ts in objects],
+            reached,
+        )
 
     def is_replaced(self) -> bool:
         """Return whether the store was removed or replaced. Raises StorageError."""

@@ -6,7 +6,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import copy
 from typing import Any
 
-from agent_checkpoint.backends.base import NO_OBJECTS, Backend, BackendProperties, ObjectScan
+from agent_checkpoint.backends.base import (
+    NO_OBJECTS,
+    Backend,
+    BackendProperties,
+    Changes,
+    ObjectScan,
+)
 from agent_checkpoint.records import Entry, ObjectInfo
 
 
@@ -116,6 +122,13 @@ class WrapperBackend(Backend):
         wrapper = copy(self)
         wrapper.inner = inner
         return wrapper
+
+    def changes(self, position: Any = None) -> Changes:
+        """Forward; but everything if a subclass has its own `streams` or `list_objects`."""
+        for name in ("streams", "list_objects"):
+            if getattr(type(self), name) is not getattr(WrapperBackend, name):
+                return super().changes()
+        return self.inner.changes(position)
 
     def find_objects(self, first: bytes, position: Any = None) -> ObjectScan:
         """Forward."""

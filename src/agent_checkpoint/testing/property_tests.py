@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,37 @@ class PropertyTests(BackendHooks):
         assert not backend.is_replaced()
         backend.append("key/a", b"entry")
         assert not backend.is_replaced()
+
+    def test_changes_since_a_position_miss_nothing(self, backend: Backend) -> None:
+        """Also within `delete_objects`, where gc calls it; without a position they are all."""
+
+        def changed(position: object) -> tuple[set[str], set[str], object]:
+            streams, objects, reached = backend.changes(position)
+            return set(streams), {info.id for info in objects}, reached
+
+        backend.append("key/a", b"1", objects=named(b"one"))
+        backend.append("key/b", b"1")
+        streams, objects, position = changed(None)
+        assert (streams, objects) == ({"key/a", "key/b"}, set(named(b"one")))
+        backend.append("key/a", b"2", objects=named(b"two"))
+        backend.put_objects(named(b"three", b"one"))
+        backend.append("key/c", b"1")
+        for expected in ("key/a", "key/c"):
+            assert expected in changed(position)[0]
+        assert set(named(b"two", b"three")) <= changed(position)[1]
+        late = changed(position)[2]
+        backend.append("key/d", b"1", objects=named(b"four"))
+
+        def ids() -> Iterator[str]:
+            streams, objects, last = changed(late)
+            assert "key/d" in streams
+            assert set(named(b"four")) <= objects
+            changed(last)
+            yield from named(b"four")
+
+        backend.delete_objects(ids())
+        backend.put_objects(named(b"four"))
+        assert set(named(b"four")) <= changed(late)[1]
 
     def test_objects_are_found_by_their_first_byte_and_replaced(self, backend: Backend) -> None:
         """If the backend can repack; otherwise both methods raise."""

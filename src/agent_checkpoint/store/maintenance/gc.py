@@ -1,15 +1,17 @@
 """Garbage collection: deletes unreachable objects by mark and sweep.
 
-Saves continue during the mark phase. The sweep blocks commits, and first marks the objects of
+Saves continue during the mark phase. Each sweep blocks commits, and first marks the objects of
 entries that were committed since. A save that shares a deleted object fails at its commit, and
-writes the object again.
+writes the object again. If the backend finds changes since a position, there are many short sweeps,
+else one.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from agent_checkpoint import telemetry
 from agent_checkpoint.backends.base import Backend
@@ -24,6 +26,8 @@ from agent_checkpoint.store.store import Store
 _CLOCK_SLACK = 300.0
 _PAGE = 1000
 _TRIES = 5
+_SWEEP_OBJECTS = 1000
+_SWEEP_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,18 @@ def _gc(store: Store, *, dry_run: bool, ignore_clock: bool) -> GcReport:
     store.format.check()
     if not dry_run:
         remove_dead_imports(store)
-    marks = _marked(store.backend)
+    for attempt in range(_TRIES):
+        try:
+            return _collect(store, dry_run=dry_run, ignore_clock=ignore_clock)
+        except LostObjectError:  # another gc deleted it while it was not needed, or it is damage
+            if attempt == _TRIES - 1:
+                raise
+    raise AssertionError
+
+
+def _collect(store: Store, *, dry_run: bool, ignore_clock: bool) -> GcReport:
+    marks = _Marks(store.backend)
+    marks.update()
     present = {info.id: info for info in store.backend.list_objects()}
     if not ignore_clock:
         _check_clock(present)
@@ -81,37 +96,49 @@ def _sweep(
 ) -> set[str]:
     """Delete the doomed objects that are still unreachable; return their ids."""
     store.format.check(writing=True)
-    order = _parents_first(store.backend, doomed)
+    backend = store.backend
+    order = _parents_first(backend, doomed)
     swept: set[str] = set()
+    fresh: set[str] = set()
+    kept: RefGraph = {}
 
-    def sweep() -> Iterator[str]:
-        marks.update()  # no commit can happen from here on
+    def update() -> None:
+        for info in marks.update():
+            if info.id not in present or info.id in swept:
+                fresh.add(info.id)
+
+    def sweep(batch: list[str]) -> Iterator[str]:
+        update()  # no commit can happen from here on
         # New objects that are already unreachable are left for the next gc, with all objects that
         # they refer to: the references of a stored object must never dangle.
-        kept: RefGraph = {}
-        fresh = (info.id for info in store.backend.list_objects() if info.id not in present)
-        mark(store.backend, [name for name in fresh if name not in marks.seen], kept)
-        for name in order:
+        unreachable = fresh - marks.seen.keys() - kept.keys()
+        mark(backend, unreachable - backend.missing_objects(unreachable), kept)
+        for name in batch:
             if name not in marks.seen and name not in kept:
                 swept.add(name)
                 yield name
 
-    store.backend.delete_objects(sweep())
+    if marks.position is None:
+        backend.delete_objects(sweep(order))
+        return swept
+    update()  # so that the first sweep has little left to read
+    for batch in _batches(order, present):
+        backend.delete_objects(sweep(batch))
     return swept
 
 
-def _marked(backend: Backend) -> _Marks:
-    """Return all reachable objects; retry if another gc deletes one in the meantime."""
-    for attempt in range(_TRIES):
-        marks = _Marks(backend)
-        try:
-            marks.update()
-        except LostObjectError:
-            if attempt == _TRIES - 1:
-                raise
-        else:
-            break
-    return marks
+def _batches(order: list[str], present: dict[str, ObjectInfo]) -> Iterator[list[str]]:
+    """Divide ids into batches that a database deletes within a fraction of a second."""
+    batch: list[str] = []
+    size = 0
+    for name in order:
+        batch.append(name)
+        size += present[name].size
+        if len(batch) == _SWEEP_OBJECTS or size >= _SWEEP_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 class _Marks:
@@ -120,12 +147,18 @@ class _Marks:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.seen: RefGraph = {}
+        self.position: Any = None
+        """The position of the last call, if the backend has one."""
         self._read: dict[str, int] = {}
 
-    def update(self) -> None:
-        """Mark the objects that entries appended since the last call refer to."""
+    def update(self) -> Iterable[ObjectInfo]:
+        """Mark the objects that entries appended since the last call refer to.
+
+        Returns the objects stored since, and maybe more. After an error the marks are unusable.
+        """
+        streams, objects, self.position = self.backend.changes(self.position)
         roots: set[str] = set()
-        for stream in list(self.backend.streams()):
+        for stream in list(streams):
             after = self._read.get(stream, 0)
             while page := self.backend.read(stream, after=after, limit=_PAGE):
                 for entry in page:
@@ -135,6 +168,7 @@ class _Marks:
                 if len(page) < _PAGE:
                     break
         mark(self.backend, roots, self.seen)
+        return objects
 
 
 def _parents_first(backend: Backend, doomed: set[str]) -> list[str]:

@@ -3,7 +3,7 @@
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from agent_checkpoint import (
     NotFoundError,
     StorageError,
 )
+from agent_checkpoint.backends.base import Changes
 from agent_checkpoint.errors import MissingObjectsError
 from agent_checkpoint.records import Draft
 from agent_checkpoint.store.maintenance import gc as gc_module
@@ -474,3 +475,120 @@ def test_a_stream_is_read_once_a_look(manager: CheckpointManager, backend: Memor
     backend.read = counting  # type: ignore[method-assign]
     manager.gc()
     assert {reads[f"key/key {n}"] for n in range(20)} == {1}
+
+
+class NumberedBackend(MemoryBackend):
+    """Finds changes since a position, so that gc deletes in several sweeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[tuple[str, str]] = []
+        self.sweeps: list[list[str]] = []
+        self.read_streams: list[str] = []
+        self.before_sweep: Any = lambda number: None
+
+    def put_objects(self, objects: Any) -> None:
+        super().put_objects(objects)
+        self.writes += [("object", name) for name in objects]
+
+    def append(self, stream: str, entry: bytes, **options: Any) -> int:
+        self.writes.append(("stream", stream))
+        return super().append(stream, entry, **options)
+
+    def read(self, stream: str, **which: Any) -> Any:
+        self.read_streams.append(stream)
+        return super().read(stream, **which)
+
+    def changes(self, position: Any = None) -> Changes:
+        everything = super().changes()
+        new = self.writes[position or 0 :]
+        streams = [name for name in everything.streams if not position or ("stream", name) in new]
+        objects = [
+            info for info in everything.objects if not position or ("object", info.id) in new
+        ]
+        return Changes(streams, objects, len(self.writes))
+
+    def delete_objects(self, ids: "Iterable[str]") -> None:
+        self.before_sweep(len(self.sweeps))
+        self.sweeps.append([])
+
+        def noted() -> "Iterator[str]":
+            for name in ids:
+                self.sweeps[-1].append(name)
+                yield name
+
+        super().delete_objects(noted())
+
+
+@pytest.fixture
+def numbered(monkeypatch: pytest.MonkeyPatch) -> NumberedBackend:
+    monkeypatch.setattr(gc_module, "_SWEEP_OBJECTS", 2)
+    return NumberedBackend()
+
+
+def test_sweeps_are_short_and_read_only_streams_that_changed(numbered: NumberedBackend) -> None:
+    manager = CheckpointManager(numbered)
+    for n in range(20):
+        manager.save(f"key {n}", state(n, 0))
+    doom(manager, state(99))
+    present = ids(numbered)
+
+    reads: list[list[str]] = []
+
+    def begin(number: int) -> None:
+        reads.append(numbered.read_streams[:])
+        if number == 1:
+            CheckpointManager(numbered).save("key 3", {"small": 1})
+        numbered.read_streams.clear()
+
+    numbered.before_sweep = begin
+    report = manager.gc()
+    assert len(numbered.sweeps) > 3
+    assert max(map(len, numbered.sweeps)) <= 2
+    assert sum(map(len, numbered.sweeps)) == report.objects == len(present - ids(numbered))
+    assert reads[1:4] == [[], ["key/key 3"], []]  # of the sweeps 0, 1 and 2
+    assert manager.verify().ok
+
+
+def test_the_bytes_of_a_sweep_are_bounded(
+    numbered: NumberedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gc_module, "_SWEEP_OBJECTS", 1000)
+    monkeypatch.setattr(gc_module, "_SWEEP_BYTES", 1)
+    manager = CheckpointManager(numbered)
+    doom(manager, state(1))
+    manager.gc()
+    assert {len(sweep) for sweep in numbered.sweeps} == {1}
+    assert ids(numbered) == set()
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+@pytest.mark.parametrize("when", range(6))
+def test_a_save_between_two_sweeps_keeps_what_it_reuses(
+    numbered: NumberedBackend, when: int, is_removed: bool
+) -> None:
+    """Also what an earlier sweep deleted and the save wrote again, and if it is removed again."""
+    manager = CheckpointManager(numbered)
+    manager.save("other", {"a": 1})
+    doom(manager, {"items": state(1)["items"]})
+
+    def save(number: int) -> None:
+        if number == when:
+            CheckpointManager(numbered).save("key", {"items": state(1)["items"]})
+            if is_removed:
+                CheckpointManager(numbered).delete("key")
+
+    numbered.before_sweep = save
+    manager.gc()
+    assert len(numbered.sweeps) > when
+    for item in (
+        open_object(name, data) for name, data in numbered.get_objects(ids(numbered)).items()
+    ):
+        assert not numbered.missing_objects(item.refs)
+    assert manager.verify().ok
+    if not is_removed:
+        assert manager.state_dict("key") == {"items": state(1)["items"]}
+    if not is_removed:
+        manager.delete("key")
+    manager.gc()
+    assert ids(numbered) == set()
