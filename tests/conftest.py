@@ -16,3 +16,14 @@ def own_home(monkeypatch: pytest.MonkeyPatch) -> "Iterator[Path]":
         monkeypatch.setenv("AGENT_CHECKPOINT_HOME", str(home / "store"))
         monkeypatch.delenv("AGENT_CHECKPOINT_SECRET", raising=False)
         yield home
+
+
+@pytest.fixture(scope="session")
+def postgres_server():
+    """A PostgreSQL server of this test process, started at first use."""
+    pytest.importorskip("psycopg", reason="needs psycopg: pip install 'agent-checkpoint[postgres]'")
+    from tests.backends.postgres_server import started
+
+    server = started()
+    yield server
+    server.stop()

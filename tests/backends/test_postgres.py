@@ -33,7 +33,6 @@ from agent_checkpoint.testing.concurrency_tests import DeletionTests
 from agent_checkpoint.testing.opener_tests import OpenerTests
 from tests.backends import postgres_server
 from tests.backends.postgres_proxy import Proxy
-from tests.backends.postgres_server import server  # noqa: F401 - a fixture
 
 ID = "ab" * 32
 
@@ -54,8 +53,13 @@ class PostgresHooks:
         return PostgresBackend(backend.url)
 
 
+@pytest.fixture(scope="module")
+def server(postgres_server):
+    return postgres_server
+
+
 @pytest.fixture(autouse=True, scope="module")
-def use_server(server):  # noqa: F811
+def use_server(server):
     PostgresHooks.server = server
 
 
@@ -98,7 +102,7 @@ TestPostgresMachine.settings = settings(max_examples=20, stateful_step_count=40,
 
 
 @pytest.fixture
-def url(server):  # noqa: F811
+def url(server):
     return server.url(server.new_schema())
 
 
@@ -119,7 +123,7 @@ def wait_for(condition):
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
-def test_a_manager_opens_a_url(server, url, scheme):  # noqa: F811
+def test_a_manager_opens_a_url(server, url, scheme):
     class Agent(Checkpointable):
         def __init__(self, memory):
             self.memory = memory
@@ -188,20 +192,20 @@ def refused(url):
     return caught.value
 
 
-def test_a_server_that_cannot_be_reached(server, url):  # noqa: F811
+def test_a_server_that_cannot_be_reached(server, url):
     error = refused(url.replace(f":{server.port}", f":{postgres_server.free_port()}"))
     assert error.retryable
     assert "refused" in str(error)
 
 
-def test_a_database_or_role_that_is_missing(server, url):  # noqa: F811
+def test_a_database_or_role_that_is_missing(server, url):
     for bad in (url.replace("/postgres?", "/none?"), url.replace("postgres@", "none@")):
         error = refused(bad)
         assert not error.retryable
         assert '"none" does not exist' in str(error)
 
 
-def test_a_wrong_password_is_in_no_message(server, url):  # noqa: F811
+def test_a_wrong_password_is_in_no_message(server, url):
     rules = server.data / "pg_hba.conf"
     before = rules.read_text()
     rules.write_text("host all locked 127.0.0.1/32 scram-sha-256\n" + before)
@@ -220,7 +224,7 @@ def test_a_wrong_password_is_in_no_message(server, url):  # noqa: F811
         server.execute("DROP ROLE locked")
 
 
-def test_a_role_without_permissions(server, url):  # noqa: F811
+def test_a_role_without_permissions(server, url):
     server.execute("CREATE ROLE guest LOGIN")
     guest = url.replace("postgres@", "guest@")
     schema = re.search("schema=([a-z0-9]+)", url)[1]
@@ -248,7 +252,7 @@ def test_a_role_without_permissions(server, url):  # noqa: F811
         server.execute("DROP ROLE guest")
 
 
-def test_a_schema_that_its_owner_made(server, url):  # noqa: F811
+def test_a_schema_that_its_owner_made(server, url):
     """Who may create tables in a schema need not be allowed to create schemas."""
     schema = re.search("schema=([a-z0-9]+)", url)[1]
     server.execute("CREATE ROLE tenant LOGIN")
@@ -262,7 +266,7 @@ def test_a_schema_that_its_owner_made(server, url):  # noqa: F811
         server.execute("DROP ROLE tenant")
 
 
-def test_a_schema_with_other_tables_is_left_alone(server, url):  # noqa: F811
+def test_a_schema_with_other_tables_is_left_alone(server, url):
     schema = re.search("schema=([a-z0-9]+)", url)[1]
     server.execute(f"CREATE SCHEMA {schema}")
     server.execute(f"CREATE TABLE {schema}.objects (mine int)")
@@ -270,7 +274,7 @@ def test_a_schema_with_other_tables_is_left_alone(server, url):  # noqa: F811
     assert server.execute(f"SELECT to_regclass('{schema}.store')") == [(None,)]
 
 
-def test_a_newer_schema_is_refused(server, backend):  # noqa: F811
+def test_a_newer_schema_is_refused(server, backend):
     backend.append("key/a", b"entry")
     server.execute(f"UPDATE {schema_of(backend)}.store SET version = 9")
     for opened in (backend, PostgresBackend(backend.url)):
@@ -294,7 +298,7 @@ def test_a_newer_schema_is_refused(server, backend):  # noqa: F811
         ("XX000", StorageError, False, "Cannot use"),
     ],
 )
-def test_errors_of_the_server_are_typed(server, backend, state, kind, retryable, text):  # noqa: F811
+def test_errors_of_the_server_are_typed(server, backend, state, kind, retryable, text):
     backend.append("key/a", b"1")
     failing(server, schema_of(backend), f"RAISE EXCEPTION 'broken' USING ERRCODE = '{state}';")
     with pytest.raises(kind, match=text) as caught:
@@ -308,7 +312,7 @@ def test_errors_of_the_server_are_typed(server, backend, state, kind, retryable,
     assert backend.append("key/a", b"2") == 2
 
 
-def failing(server, schema, body):  # noqa: F811
+def failing(server, schema, body):
     """Run PL/pgSQL at every new entry."""
     server.execute(
         f"CREATE FUNCTION {schema}.fault() RETURNS trigger LANGUAGE plpgsql AS "
@@ -321,7 +325,7 @@ def failing(server, schema, body):  # noqa: F811
 
 
 @pytest.mark.parametrize("state", ["40001", "40P01"])
-def test_a_transaction_that_the_server_sacrifices_is_repeated(server, backend, state):  # noqa: F811
+def test_a_transaction_that_the_server_sacrifices_is_repeated(server, backend, state):
     backend.append("key/a", b"1")
     schema = schema_of(backend)
     server.execute(f"CREATE SEQUENCE {schema}.tries")
@@ -339,7 +343,7 @@ def test_a_transaction_that_the_server_sacrifices_is_repeated(server, backend, s
 
 
 @pytest.mark.parametrize("level", ["off", "local", "remote_apply"])
-def test_a_commit_is_durable_whatever_the_role_prefers(server, url, level):  # noqa: F811
+def test_a_commit_is_durable_whatever_the_role_prefers(server, url, level):
     backend = PostgresBackend(f"{url}&options=-csynchronous_commit%3D{level}")
     backend.append("key/a", b"1")
     schema = schema_of(backend)
@@ -364,7 +368,7 @@ def test_a_role_that_prefers_other_transactions(url):
         assert backend.missing_objects([ID]) == {ID}
 
 
-def test_openers_create_one_store(server):  # noqa: F811
+def test_openers_create_one_store(server):
     for _ in range(4):
         url = server.url(server.new_schema())
         openers = [PostgresBackend(url) for _ in range(8)]
@@ -380,7 +384,7 @@ def test_openers_create_one_store(server):  # noqa: F811
             opened.close()
 
 
-def test_reading_makes_nothing(server, backend):  # noqa: F811
+def test_reading_makes_nothing(server, backend):
     assert list(backend.streams()) == backend.read("key/a") == list(backend.list_objects()) == []
     assert backend.get_objects([ID]) == {}
     backend.remove("key/a", [1])
@@ -401,7 +405,7 @@ VERBS = [
 
 
 @pytest.mark.parametrize("how", ["removed", "new", "copied"])
-def test_a_store_that_is_replaced_while_it_is_open(server, backend, how):  # noqa: F811
+def test_a_store_that_is_replaced_while_it_is_open(server, backend, how):
     backend.append("key/a", b"1")
     assert not backend.is_replaced()
     schema = schema_of(backend)
@@ -423,7 +427,7 @@ def test_a_store_that_is_replaced_while_it_is_open(server, backend, how):  # noq
     other.close()
 
 
-def test_scrubbing_erases_deleted_bytes_from_the_tables(server, backend):  # noqa: F811
+def test_scrubbing_erases_deleted_bytes_from_the_tables(server, backend):
     secret = os.urandom(24).hex().encode()
     backend.append("key/a", b"entry " + secret, objects={ID: secret * 200})
     backend.append("key/a", b"kept")
@@ -508,7 +512,7 @@ def test_a_child_forked_within_a_sweep_leaves_the_transaction_of_its_parent(back
     assert backend.missing_objects([ID]) == {ID}
 
 
-def waiting(server, backend):  # noqa: F811
+def waiting(server, backend):
     """The number of sessions of a store that wait for a lock."""
     query = (
         "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s "
@@ -517,7 +521,7 @@ def waiting(server, backend):  # noqa: F811
     return server.execute(query, (schema_of(backend),))[0][0]
 
 
-def test_an_interrupt_while_waiting_for_a_lock(server, backend):  # noqa: F811
+def test_an_interrupt_while_waiting_for_a_lock(server, backend):
     backend.append("key/a", b"1")
 
     def interrupt():
@@ -593,7 +597,7 @@ def test_the_server_ends_a_sweep_that_stalls(backend):
     stalled.close()
 
 
-def test_a_writer_of_the_same_stream_that_stalls_is_waited_for_and_named(server, backend):  # noqa: F811
+def test_a_writer_of_the_same_stream_that_stalls_is_waited_for_and_named(server, backend):
     import psycopg
 
     backend.append("key/a", b"1")
@@ -612,13 +616,13 @@ def test_a_writer_of_the_same_stream_that_stalls_is_waited_for_and_named(server,
 
 
 @pytest.fixture
-def proxy(server):  # noqa: F811
+def proxy(server):
     with closing(Proxy(server.port)) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def remote(server, proxy):  # noqa: F811
+def remote(server, proxy):
     """A backend behind the proxy, already connected, with one entry."""
     plain = "&sslmode=disable&gssencmode=disable"  # so that the proxy can count messages
     url = server.url(server.new_schema(), port=proxy.port, more=plain)
@@ -682,7 +686,7 @@ def test_other_writes_whose_reply_is_lost(remote, proxy, how):
     assert proxy.lost == 3
 
 
-def test_a_commit_that_cannot_be_found_out_about(server, remote, proxy):  # noqa: F811
+def test_a_commit_that_cannot_be_found_out_about(server, remote, proxy):
     """The entry was stored, and removed by another process before the retry."""
     other = PostgresBackend(remote.url.replace(f":{proxy.port}", f":{server.port}"))
     forward = proxy.lose_commit

@@ -18,7 +18,6 @@ from agent_checkpoint.backends.postgres import PostgresBackend
 from agent_checkpoint.testing.concurrency_tests import ConcurrencyTests, DeletionTests
 from agent_checkpoint.testing.opener_tests import OpenerTests
 from tests.backends import postgres_server, test_postgres
-from tests.backends.postgres_server import server  # noqa: F401 - a fixture
 
 LONGEST_WAIT = 300
 
@@ -79,13 +78,13 @@ def run_savers(url, keys, each, meanwhile=lambda savers: None):
     ("processes", "each"), [(3, 8), pytest.param(8, 200, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("how", ["one key", "a key each"])
-def test_processes_save(server, how, processes, each):  # noqa: F811
+def test_processes_save(server, how, processes, each):
     keys = [f"k{number if how == 'a key each' else ''}" for number in range(processes)]
     run_savers(server.url(server.new_schema()), keys, each)
 
 
 @pytest.mark.slow
-def test_gc_and_deletion_beside_savers(server):  # noqa: F811
+def test_gc_and_deletion_beside_savers(server):
     """Savers reuse objects that a garbage collection is about to delete."""
     url = server.url(server.new_schema())
 
@@ -101,7 +100,7 @@ def test_gc_and_deletion_beside_savers(server):  # noqa: F811
 
 @pytest.mark.slow
 def test_a_killed_server_loses_nothing_acknowledged():
-    server = postgres_server.started()  # noqa: F811
+    server = postgres_server.started()
     try:
         url = server.url(server.new_schema())
         savers = [start(url, "k", name, 150) for name in range(3)]
@@ -131,7 +130,7 @@ def test_a_killed_server_loses_nothing_acknowledged():
 def test_an_older_server():
     """The oldest version that was tried, if the machine has it."""
     older = [version for version in postgres_server.binaries() if version != "18"]
-    server = postgres_server.started(older[-1] if older else "15")  # noqa: F811
+    server = postgres_server.started(older[-1] if older else "15")
     try:
         run_savers(server.url(server.new_schema()), ["k", "k"], 10)
     finally:
@@ -142,7 +141,7 @@ def test_an_older_server():
 
 
 @pytest.fixture(scope="module")
-def pooler_port(server):  # noqa: F811
+def pooler_port(server):
     program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
     if program is None:
         pytest.skip("no pgbouncer on this machine: apt-get install pgbouncer")
@@ -155,6 +154,7 @@ def pooler_port(server):  # noqa: F811
         "[pgbouncer]\n"
         "listen_addr = 127.0.0.1\n"
         f"listen_port = {port}\n"
+        f"pidfile = {settings.with_suffix('.pid')}\n"
         "unix_socket_dir =\n"
         "auth_type = any\n"
         "pool_mode = transaction\n"
@@ -178,8 +178,13 @@ class PoolerHooks(test_postgres.RawRows):
         return PostgresBackend(self.server.url(self.server.new_schema(), port=self.port))
 
 
+@pytest.fixture(scope="module")
+def server(postgres_server):
+    return postgres_server
+
+
 @pytest.fixture(autouse=True, scope="module")
-def use_server(server):  # noqa: F811
+def use_server(server):
     PoolerHooks.server = server
 
 
@@ -194,7 +199,7 @@ def behind_pooler(pooler_port):
     PoolerHooks.port = pooler_port
 
 
-def test_a_pooler_in_transaction_mode(server, pooler_port):  # noqa: F811
+def test_a_pooler_in_transaction_mode(server, pooler_port):
     """Consecutive transactions of a client run in different sessions of the server."""
     url = server.url(server.new_schema(), port=pooler_port)
     opened = [PostgresBackend(url) for _ in range(3)]
