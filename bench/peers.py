@@ -25,10 +25,11 @@ THREAD = "conversation"
 class LangGraph(Side):
     """A conversation in a channel called `messages`."""
 
-    def __init__(self, path: Path, durability: str) -> None:
+    def __init__(self, path: Path, durability: str, thread: str = THREAD) -> None:
         super().__init__(path, durability)
         self._messages: list[Message] = []
-        self.config = _config(THREAD)
+        self.saver: Any = None
+        self.config = _config(thread)
         self.step = 0
 
     def open(self) -> None:
