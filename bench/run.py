@@ -3,8 +3,8 @@
     make bench                 about a quarter of an hour: six minutes for P1 to P5, and most of
                                the rest to fill a store with a million checkpoints
     make bench QUICK=1         a hundred thousand checkpoints, and no directory of as many files
-    make bench ONLY=P7,P8      some of: P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 P13 help session calls
-                               forks changes
+    make bench ONLY=P7,P8      some of: P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 P11 P13 help session
+                               calls forks changes
     make bench KEEP=1          also replaces bench/results.json and docs/images/bench.svg
 
 The exit status tells whether the measuring worked, not whether the targets hold: that is printed.
@@ -35,6 +35,7 @@ from bench import (
     hook,
     import_time,
     million,
+    postgres,
     round_trips,
     session,
 )
@@ -50,7 +51,13 @@ from bench.workspaces.peers import SYNCS
 STEPS = 1_000
 RESULTS = ROOT / "bench" / "results"
 PACKAGES = ["agent-checkpoint", "orjson", "backports.zstd"]
-PACKAGES += ["langgraph-checkpoint-sqlite", "langgraph-checkpoint", "ormsgpack"]
+PACKAGES += [
+    "psycopg",
+    "langgraph-checkpoint-postgres",
+    "langgraph-checkpoint-sqlite",
+    "langgraph-checkpoint",
+    "ormsgpack",
+]
 SUBJECTS = (
     *workspace_rows.SUBJECTS,
     "P6",
@@ -58,6 +65,7 @@ SUBJECTS = (
     "P8",
     "P9",
     "P10",
+    "P11",
     "help",
     "P13",
     "session",
@@ -138,6 +146,10 @@ def measure(only: set[str], checkpoints: int, directory: Path, quick: bool) -> d
         results["million"] = million.measure(place, checkpoints)
         shutil.rmtree(place)
         rows += million.rows(results["million"])
+    if "P11" in only:
+        say("PostgreSQL …")
+        results["postgres"] = postgres.measure(quick=quick)
+        rows += postgres.rows(results["postgres"])
     if "P13" in only:
         say("the hook of a coding agent …")
         results["hook"] = hook.measure(directory, quick=quick)

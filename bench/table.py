@@ -66,6 +66,8 @@ def quantity(value: float | None, unit: str) -> str:
         return f"{value:,.0f} calls"
     if unit == "ms" and value >= 999.5:
         return f"{_three(value / 1000)} s"
+    if unit == "x":
+        return f"{value:g}"
     if unit == "ms":
         return f"{value * 1000:.0f} µs" if value < 0.1 else f"{_three(value)} ms"
     for name in ("B", "kB", "MB", "GB"):

@@ -24,6 +24,7 @@ from agent_checkpoint import (
     FormatError,
     IntegrityError,
     InvalidInputError,
+    Log,
     RetryBackend,
     StorageError,
 )
@@ -648,6 +649,27 @@ def test_round_trips_do_not_grow_with_history(remote, proxy):
         assert trips(lambda: remote.put_objects(objects)) == 2
         for _ in range(30):
             remote.append("key/a", b"more")
+
+
+def test_a_save_takes_three_round_trips_however_long_the_history_is(server, proxy):
+    """Those with more than 16 kB of new objects first ask which exist: here one in 25."""
+
+    class Talker(Checkpointable):
+        def __init__(self):
+            self.messages = Log()
+
+    plain = "&sslmode=disable&gssencmode=disable"
+    url = server.url(server.new_schema(), port=proxy.port, more=plain)
+    talker = Talker()
+    with CheckpointManager(url) as manager:
+        counts = []
+        for number in range(80):
+            talker.messages.append({"role": "user", "content": f"{number} " * 400})
+            before = proxy.round_trips
+            manager.save("k", talker)
+            counts.append(proxy.round_trips - before)
+    few = [count for count in counts[1:] if count <= 3]
+    assert (len(few) >= 70, max(counts[1:]) <= 5) == (True, True), counts
 
 
 def remote_head(backend):

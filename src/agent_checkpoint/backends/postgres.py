@@ -331,36 +331,45 @@ class PostgresBackend(Backend):
         of_stream = f"WHERE stream = (SELECT id FROM {streams} WHERE name = %b)"
         with self._connections.transaction(connection) as results:
             self._put(connection, rows)
-            present = connection.execute(
+            present = requires and connection.execute(
                 f"SELECT id FROM {self._objects} WHERE id = ANY(%b)",
                 (list(_digests(requires)),),
                 binary=True,
             )
-            connection.execute(
-                f"INSERT INTO {streams} (name, last) SELECT %b, 0 WHERE NOT EXISTS "
-                f"(SELECT 1 FROM {streams} WHERE name = %b) ON CONFLICT DO NOTHING",
-                name * 2,
-            )
-            # Waits for the transaction before, even for an earlier attempt of this write. The
-            # statements after it see what that transaction committed.
-            row = connection.execute(
-                f"SELECT id, last FROM {streams} WHERE name = %b FOR UPDATE", name
-            )
-            newest_row = connection.execute(
-                f"SELECT coalesce(max(seq), 0) FROM {entries} {of_stream}", name
-            )
-            earlier = connection.execute(
-                f"SELECT write_id FROM {entries} {of_stream} AND seq = %s",
-                (*name, write.in_doubt),
-            )
-            results()
-            ((number, last),), ((newest,),) = row.fetchall(), newest_row.fetchall()
+
+            def lock_stream() -> tuple[tuple[int, int] | None, int, tuple[UUID] | None]:
+                """Return the row of the stream, the newest number, and the write id in doubt."""
+                # Waits for the transaction before, even for an earlier attempt of this write. The
+                # statements after it see what that transaction committed.
+                row = connection.execute(
+                    f"SELECT id, last FROM {streams} WHERE name = %b FOR UPDATE", name
+                )
+                newest = after is not None and connection.execute(
+                    f"SELECT coalesce(max(seq), 0) FROM {entries} {of_stream}", name
+                )
+                earlier = write.in_doubt and connection.execute(
+                    f"SELECT write_id FROM {entries} {of_stream} AND seq = %s",
+                    (*name, write.in_doubt),
+                )
+                results()
+                ((number,),) = newest.fetchall() if newest else ((0,),)
+                return row.fetchone(), number, earlier.fetchone() if earlier else None
+
+            locked, newest, earlier = lock_stream()
+            if locked is None:
+                connection.execute(
+                    f"INSERT INTO {streams} (name, last) VALUES (%b, 0) ON CONFLICT DO NOTHING",
+                    name,
+                )
+                locked, newest, earlier = lock_stream()
+            assert locked is not None  # noqa: S101 - rows of streams are never deleted
+            number, last = locked
             doubtful = write.in_doubt
-            if doubtful is not None and write.is_committed(doubtful, earlier.fetchone(), last):
+            if doubtful is not None and write.is_committed(doubtful, earlier, last):
                 connection.execute("ROLLBACK")
                 return doubtful
             write.in_doubt = None
-            missing = set(requires) - {found.hex() for (found,) in present.fetchall()}
+            missing = set(requires) - {found.hex() for (found,) in present or ()}
             if missing or after not in (None, newest):
                 connection.execute("ROLLBACK")
                 if after is not None:
@@ -369,10 +378,10 @@ class PostgresBackend(Backend):
             seq = int(last) + 1
             write.in_doubt = seq
             connection.execute(
-                f"INSERT INTO {entries} (stream, seq, write_id, data) VALUES (%s, %s, %s, %b)",
-                (number, seq, write.id, entry),
+                f"WITH moved AS (UPDATE {streams} SET last = %s WHERE id = %s) INSERT INTO "
+                f"{entries} (stream, seq, write_id, data) VALUES (%s, %s, %s, %b)",
+                (seq, number, number, seq, write.id, entry),
             )
-            connection.execute(f"UPDATE {streams} SET last = %s WHERE id = %s", (seq, number))
             connection.execute("COMMIT")
         return seq
 

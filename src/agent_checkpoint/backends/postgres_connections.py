@@ -55,10 +55,11 @@ _TABLES = (
 )
 # A role or database may have other defaults. An acknowledged save must be durable.
 _SETTINGS = """
-    SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true),
+    set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true),
         set_config('idle_in_transaction_session_timeout', %s, true),
         CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')
-            THEN set_config('synchronous_commit', 'on', true) END
+            THEN set_config('synchronous_commit', 'on', true) END,
+    pg_advisory_xact_lock{}(%s)
 """
 _LOCK_HOLDERS = """
     SELECT holder.pid, holder.application_name, holder.client_addr::text
@@ -261,21 +262,29 @@ class Connections:
             StorageError: the store was replaced.
         """
         with connection.pipeline() as pipeline:
-            self._begin(connection)
-            identity = connection.execute(self._identity, binary=True)
+            unchecked = [self._begin(connection)]
 
             def results() -> None:
                 pipeline.sync()
-                self._check(identity.fetchone())
+                while unchecked:
+                    self._check(unchecked.pop().fetchone())
 
             yield results
 
-    def _begin(self, connection: Connection, *, exclusive: bool = False) -> None:
-        """Begin a transaction that excludes those with `exclusive`, or all others."""
-        shared = "" if exclusive else "_shared"
+    def _begin(
+        self, connection: Connection, *, exclusive: bool = False, is_new: bool = False
+    ) -> psycopg.Cursor[tuple[Any, ...]]:
+        """Begin a transaction that excludes those with `exclusive`, or all others.
+
+        Returns the cursor of the identity, unless the store `is_new`. One statement, because each
+        is parsed and planned: it sets the limits, from left to right, before it waits.
+        """
+        identity, _, table = self._identity.partition(" FROM ")
+        settings = _SETTINGS.format("" if exclusive else "_shared")
+        query = f"SELECT {settings}" if is_new else f"{identity}, {settings} FROM {table}"
         connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
-        connection.execute(_SETTINGS, self._timeouts)
-        connection.execute(f"SELECT pg_advisory_xact_lock{shared}(%s)", (self._lock,))
+        values = (*self._timeouts, self._lock)
+        return connection.execute(query.encode(), values, binary=True)
 
     @contextmanager
     def exclusive(self) -> Iterator[Connection]:
@@ -292,8 +301,7 @@ class Connections:
         connection = None
         try:
             connection = self._connect()  # a new one: `ids` cannot be consumed again
-            self._begin(connection, exclusive=True)
-            self._check(connection.execute(self._identity, binary=True).fetchone())
+            self._check(self._begin(connection, exclusive=True).fetchone())
             self._exclusive.connection = connection
             yield connection
             is_committing = True
@@ -390,7 +398,7 @@ class Connections:
         """
         if found is None:
             raise IntegrityError(f"{self.name} is damaged: the table store has no row.")
-        identity = Identity(*found)
+        identity = Identity(*found[:3])
         if identity.version > SCHEMA_VERSION:
             raise FormatError(
                 f"{self.name} has schema version {identity.version}; this version supports schema "
@@ -409,7 +417,7 @@ class Connections:
 
     def _create(self, connection: Connection) -> None:
         with connection.pipeline():
-            self._begin(connection, exclusive=True)
+            self._begin(connection, exclusive=True, is_new=True)
             # Not to_regclass: within a transaction it may answer from a cache, as if another
             # process had not just created the store.
             found = connection.execute(
