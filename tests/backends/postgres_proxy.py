@@ -1,8 +1,10 @@
-"""A TCP proxy in front of PostgreSQL that counts round trips, and loses commits on request."""
+"""TCP proxies in front of PostgreSQL: to count, to lose commits, and a bad network."""
 
+import random
 import select
 import socket
 import threading
+import time
 from contextlib import suppress
 
 LONGEST_WAIT = 30
@@ -55,7 +57,13 @@ class Proxy:
                         server.sendall(data)
                     else:
                         received = self.count(received + data)
-                        client.sendall(data)
+                        if not self.reply(client, data):
+                            return
+
+    def reply(self, client, data):
+        """Forward a reply; return whether the connection goes on."""
+        client.sendall(data)
+        return True
 
     def lose_commit(self, client, server, data):
         how, self.lose = self.lose, None
@@ -82,3 +90,28 @@ class Proxy:
 
     def close(self):
         self.listener.close()
+
+
+class BadNetwork(Proxy):
+    """Drops, cuts, delays and repeats replies at random; the first ones of a connection pass."""
+
+    def __init__(self, port, seed, faults=("drop", "cut", "delay", "repeat"), one_in=30):
+        self.random = random.Random(seed)
+        self.faults = faults
+        self.one_in = one_in
+        self.done = dict.fromkeys(faults, 0)
+        super().__init__(port)
+
+    def reply(self, client, data):
+        fault = self.random.choice(self.faults)
+        if b"S\0\0\0" in data or self.random.randrange(self.one_in):  # a login, or no fault
+            client.sendall(data)
+            return True
+        self.done[fault] += 1
+        if fault == "delay":
+            time.sleep(self.random.uniform(0, 0.05))
+        if fault == "cut":
+            data = data[: self.random.randrange(len(data))]
+        if fault != "drop":
+            client.sendall(data * 2 if fault == "repeat" else data)
+        return fault in ("delay", "repeat")

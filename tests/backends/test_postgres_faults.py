@@ -1,9 +1,9 @@
 """PostgreSQL stores under load: many processes, a killed server, garbage collection, a pooler."""
 
 import shutil
+import signal
 import subprocess
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -15,19 +15,25 @@ import psycopg
 
 from agent_checkpoint import CheckpointManager
 from agent_checkpoint.backends.postgres import PostgresBackend
+from agent_checkpoint.store.maintenance import gc as gc_module
 from agent_checkpoint.testing.concurrency_tests import ConcurrencyTests, DeletionTests
 from agent_checkpoint.testing.opener_tests import OpenerTests
 from tests.backends import postgres_server, test_postgres
+from tests.backends.postgres_proxy import BadNetwork
 
 LONGEST_WAIT = 300
+KILLS = 20
 
 SAVER = """
 import sys
+from pathlib import Path
 from agent_checkpoint import CheckpointManager, StorageError
-url, key, name, count = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+url, key, name, count, end = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5:]
 with CheckpointManager(url) as manager:
     sys.stdin.readline()
     for number in range(count):
+        if end and Path(end[0]).exists():
+            break
         state = {"shared": "x" * 3000, "own": f"{name} {number}", "big": [f"{number % 7}" * 2000]}
         while True:
             try:
@@ -39,10 +45,10 @@ with CheckpointManager(url) as manager:
 """
 
 
-def start(url, key, name, count):
+def start(url, key, name, count, *end):
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        [sys.executable, "-c", SAVER, url, key, str(name), str(count)],
+        [sys.executable, "-c", SAVER, url, key, str(name), str(count), *map(str, end)],
         stdin=pipe,
         stdout=pipe,
         stderr=pipe,
@@ -50,7 +56,7 @@ def start(url, key, name, count):
     )
 
 
-def run_savers(url, keys, each, meanwhile=lambda savers: None):
+def run_savers(url, keys, each, meanwhile=lambda savers: None, *, check_url=None):
     """Save from one process a key; check that exactly what was acknowledged is there."""
     savers = [start(url, key, name, each) for name, key in enumerate(keys)]
     for saver in savers:
@@ -64,13 +70,18 @@ def run_savers(url, keys, each, meanwhile=lambda savers: None):
         ids = [line.split()[0] for line in output.splitlines()]
         assert len(ids) == each
         acknowledged.setdefault(key, []).extend(ids)
+    check(check_url or url, acknowledged)
+
+
+def check(url, acknowledged):
+    """Check that a store has exactly these checkpoints, by key, without a hole or a duplicate."""
     with CheckpointManager(url) as manager:
         for key, ids in acknowledged.items():
             stored = [row["id"] for row in manager.history(key)]
             assert len(stored) == len(set(stored))
             assert sorted(stored) == sorted(ids)
             numbers = [int(one.rpartition("-")[2]) for one in stored]
-            assert numbers == list(range(len(ids), 0, -1))  # no hole, no duplicate
+            assert numbers == list(range(len(ids), 0, -1))
         assert manager.verify().ok
 
 
@@ -84,8 +95,10 @@ def test_processes_save(server, how, processes, each):
 
 
 @pytest.mark.slow
-def test_gc_and_deletion_beside_savers(server):
-    """Savers reuse objects that a garbage collection is about to delete."""
+@pytest.mark.parametrize("objects_of_a_sweep", [1, 1000])
+def test_gc_and_deletion_beside_savers(server, objects_of_a_sweep, monkeypatch):
+    """Savers reuse objects that a garbage collection is about to delete, in one sweep or many."""
+    monkeypatch.setattr(gc_module, "_SWEEP_OBJECTS", objects_of_a_sweep)
     url = server.url(server.new_schema())
 
     def collect(savers):
@@ -99,31 +112,83 @@ def test_gc_and_deletion_beside_savers(server):
 
 
 @pytest.mark.slow
-def test_a_killed_server_loses_nothing_acknowledged():
+def test_a_killed_server_loses_nothing_acknowledged(tmp_path):
+    """Killed 20 times, each time after every saver has gone on."""
     server = postgres_server.started()
+    savers = []
     try:
-        url = server.url(server.new_schema())
-        savers = [start(url, "k", name, 150) for name in range(3)]
+        url, end = server.url(server.new_schema()), tmp_path / "end"
+        savers = [start(url, "k", name, 100_000, end) for name in range(3)]
         for saver in savers:
             saver.stdin.write("go\n")
             saver.stdin.flush()
-        first = [saver.stdout.readline() for saver in savers]
-        for _ in range(3):
-            server.kill_and_restart()
-            time.sleep(0.3)
-        acknowledged = []
-        for saver, line in zip(savers, first):
-            output = saver.stdout.read()  # `communicate` would miss what `readline` buffered
+        lines = []
+        for kill in range(KILLS + 1):
+            for saver in savers:
+                lines += [saver.stdout.readline() for _ in range(2)]
+                assert lines[-1], saver.stderr.read()
+            if kill < KILLS:
+                server.kill_and_restart()
+        end.touch()
+        for saver in savers:
+            lines += saver.stdout.readlines()  # `communicate` would miss what `readline` buffered
             _, errors = saver.communicate(timeout=LONGEST_WAIT)
             assert saver.returncode == 0, errors
-            acknowledged += [one.split()[0] for one in [line, *output.splitlines()]]
-        with CheckpointManager(url) as manager:
-            stored = [row["id"] for row in manager.history("k")]
-            assert sorted(stored) == sorted(acknowledged)
-            assert len(stored) == 3 * 150
-            assert manager.verify().ok
+        check(url, {"k": [line.split()[0] for line in lines]})
     finally:
+        for saver in savers:
+            saver.kill()
+            saver.communicate()
         server.stop()
+
+
+@pytest.mark.parametrize(
+    ("seed", "processes", "each"),
+    [(0, 1, 60), *(pytest.param(seed, 3, 150, marks=pytest.mark.slow) for seed in range(1, 5))],
+)
+@pytest.mark.parametrize("faults", [("drop", "cut", "delay"), ("repeat",)], ids=["lost", "repeat"])
+def test_a_network_that_loses_delays_and_repeats_replies(server, faults, seed, processes, each):
+    schema = server.new_schema()
+    with closing(BadNetwork(server.port, seed, faults)) as network:
+        plain = "&sslmode=disable&gssencmode=disable"
+        url = server.url(schema, port=network.port, more=plain)
+        run_savers(url, ["k"] * processes, each, check_url=server.url(schema))
+        assert sum(network.done.values()) > 2
+
+
+STOPPED = """
+import os, signal, sys
+from agent_checkpoint.backends.postgres import PostgresBackend
+
+backend = PostgresBackend(sys.argv[1], lock_timeout=2)
+
+def ids():
+    yield "ab" * 32
+    print("locked", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+backend.delete_objects(ids())
+"""
+
+
+@pytest.mark.slow
+def test_a_stopped_gc_is_ended_by_the_server(server):
+    """F19: savers behind it go on after half of its lock timeout, and it deletes nothing."""
+    url = server.url(server.new_schema())
+    with closing(PostgresBackend(url)) as backend:
+        backend.append("key/a", b"1", objects={"ab" * 32: b"x"})
+        command = [sys.executable, "-c", STOPPED, url]
+        stopped = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        with stopped:
+            assert stopped.stdout.readline() == "locked\n"
+            assert backend.append("key/a", b"2", requires=["ab" * 32]) == 2
+            stopped.send_signal(signal.SIGCONT)
+            _, errors = stopped.communicate(timeout=LONGEST_WAIT)
+        assert stopped.returncode == 1
+        assert "idle-in-transaction timeout" in errors
+        assert backend.get_objects(["ab" * 32]) == {"ab" * 32: b"x"}
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ from agent_checkpoint.backends.postgres_connections import (
     Connection,
     Connections,
     check_schema_name,
+    check_status,
     is_lost,
     parse_url,
 )
@@ -105,7 +106,8 @@ class PostgresBackend(Backend):
             with self._connections.transaction(connection) as results:
                 self._put(connection, rows)
                 results()
-                connection.execute("COMMIT")
+                committed = connection.execute("COMMIT")
+            check_status(committed, "COMMIT")
 
         self._connections.write(work)
 
@@ -236,7 +238,8 @@ class PostgresBackend(Backend):
             with self._connections.transaction(connection) as results:
                 connection.execute(query, (stream.encode(), doomed))
                 results()
-                connection.execute("COMMIT")
+                committed = connection.execute("COMMIT")
+            check_status(committed, "COMMIT")
 
         self._connections.write(work)
 
@@ -377,12 +380,14 @@ class PostgresBackend(Backend):
                 raise MissingObjectsError(missing)
             seq = int(last) + 1
             write.in_doubt = seq
-            connection.execute(
+            inserted = connection.execute(
                 f"WITH moved AS (UPDATE {streams} SET last = %s WHERE id = %s) INSERT INTO "
                 f"{entries} (stream, seq, write_id, data) VALUES (%s, %s, %s, %b)",
                 (seq, number, number, seq, write.id, entry),
             )
-            connection.execute("COMMIT")
+            committed = connection.execute("COMMIT")
+        check_status(inserted, "INSERT 0 1")
+        check_status(committed, "COMMIT")
         return seq
 
 

@@ -55,7 +55,7 @@ _TABLES = (
 )
 # A role or database may have other defaults. An acknowledged save must be durable.
 _SETTINGS = """
-    set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true),
+    SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true),
         set_config('idle_in_transaction_session_timeout', %s, true),
         CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')
             THEN set_config('synchronous_commit', 'on', true) END,
@@ -178,7 +178,7 @@ class Connections:
             str(max(1, int(seconds * 1000)))
             for seconds in (lock_timeout, 10 * lock_timeout, lock_timeout / 2)
         ]
-        self._identity = f"SELECT version, id, tableoid::bigint FROM {schema}.store"  # noqa: S608
+        self._identity = f"SELECT version, id, tableoid::bigint, %s::bigint FROM {schema}.store"  # noqa: S608
         self._pinned: Identity | None = None
         self._was_connected = False
         # Threads pop and append without a lock, which a fork could leave locked: both are atomic.
@@ -200,10 +200,10 @@ class Connections:
         """
 
         def work(connection: Connection) -> list[tuple[Any, ...]]:
-            with connection.pipeline():
-                identity = connection.execute(self._identity, binary=True)
+            with _pipeline(connection):
                 rows = connection.execute(query, values, binary=True)
-            self._check(identity.fetchone())
+                check = self._identify(connection)
+            check()
             return rows.fetchall()
 
         self._after_fork()
@@ -232,8 +232,8 @@ class Connections:
             row = connection.execute(query).fetchone()
             if row != (True,):
                 return True
-            found = connection.execute(self._identity, binary=True).fetchone()
-            return found is None or Identity(*found)[1:] != pinned[1:]
+            found = connection.execute(self._identity, (0,), binary=True).fetchone()
+            return found is None or Identity(*found[:3])[1:] != pinned[1:]
 
         return self.run(work)
 
@@ -261,30 +261,39 @@ class Connections:
             psycopg.Error: a statement failed.
             StorageError: the store was replaced.
         """
-        with connection.pipeline() as pipeline:
-            unchecked = [self._begin(connection)]
+        with _pipeline(connection) as pipeline:
+            self._begin(connection)
 
             def results() -> None:
+                check = self._identify(connection)
                 pipeline.sync()
-                while unchecked:
-                    self._check(unchecked.pop().fetchone())
+                check()
 
             yield results
 
-    def _begin(
-        self, connection: Connection, *, exclusive: bool = False, is_new: bool = False
-    ) -> psycopg.Cursor[tuple[Any, ...]]:
-        """Begin a transaction that excludes those with `exclusive`, or all others.
-
-        Returns the cursor of the identity, unless the store `is_new`. One statement, because each
-        is parsed and planned: it sets the limits, from left to right, before it waits.
-        """
-        identity, _, table = self._identity.partition(" FROM ")
-        settings = _SETTINGS.format("" if exclusive else "_shared")
-        query = f"SELECT {settings}" if is_new else f"{identity}, {settings} FROM {table}"
+    def _begin(self, connection: Connection, *, exclusive: bool = False) -> None:
+        """Begin a transaction that excludes those with `exclusive`, or all others."""
         connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
-        values = (*self._timeouts, self._lock)
-        return connection.execute(query.encode(), values, binary=True)
+        # One statement: it sets the limits, from left to right, before it waits.
+        query = _SETTINGS.format("" if exclusive else "_shared").encode()
+        connection.execute(query, (*self._timeouts, self._lock))
+
+    def _identify(self, connection: Connection) -> Callable[[], None]:
+        """Ask for the identity of the store; return a function that checks the reply.
+
+        The last statement of a round trip: the random number in its reply also shows that all
+        replies belong to this round trip. A pooler or proxy that fails may repeat old ones.
+        """
+        nonce = random.getrandbits(63)
+        cursor = connection.execute(self._identity, (nonce,), binary=True)
+
+        def check() -> None:
+            found = cursor.fetchone()
+            if found is not None and found[3:] != (nonce,):
+                raise out_of_step()
+            self._check(found)
+
+        return check
 
     @contextmanager
     def exclusive(self) -> Iterator[Connection]:
@@ -301,11 +310,13 @@ class Connections:
         connection = None
         try:
             connection = self._connect()  # a new one: `ids` cannot be consumed again
-            self._check(self._begin(connection, exclusive=True).fetchone())
+            self._begin(connection, exclusive=True)
+            self._identify(connection)()
             self._exclusive.connection = connection
             yield connection
+            self._identify(connection)()
             is_committing = True
-            connection.execute("COMMIT")
+            check_status(connection.execute("COMMIT"), "COMMIT")
         except psycopg.Error as error:
             raise self.wrapped(error, in_doubt=is_committing and is_lost(error)) from error
         finally:
@@ -416,8 +427,8 @@ class Connections:
         )
 
     def _create(self, connection: Connection) -> None:
-        with connection.pipeline():
-            self._begin(connection, exclusive=True, is_new=True)
+        with _pipeline(connection):
+            self._begin(connection, exclusive=True)
             # Not to_regclass: within a transaction it may answer from a cache, as if another
             # process had not just created the store.
             found = connection.execute(
@@ -428,7 +439,7 @@ class Connections:
             )
         is_new, needs_schema = found.fetchone() or (False, False)
         if is_new:
-            with connection.pipeline():
+            with _pipeline(connection):
                 if needs_schema:  # even with IF NOT EXISTS this would need a permission
                     connection.execute(f"CREATE SCHEMA {self.schema}".encode())
                 for statement in _TABLES:
@@ -438,7 +449,7 @@ class Connections:
                     (SCHEMA_VERSION, uuid4()),
                 )
         connection.execute("COMMIT")
-        self._check(connection.execute(self._identity, binary=True).fetchone())
+        self._identify(connection)()
 
     def wrapped(self, error: psycopg.Error, *, in_doubt: bool = False) -> CheckpointError:
         """Return the error of this package for one of the driver, without passwords."""
@@ -500,7 +511,28 @@ def is_lost(error: psycopg.Error) -> bool:
     """Return whether the connection failed, and not a statement."""
     if error.sqlstate is not None:
         return error.sqlstate.startswith(_LOST)
-    return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
+    return not isinstance(error, psycopg.DataError)  # of the driver, about the connection
+
+
+@contextmanager
+def _pipeline(connection: Connection) -> Iterator[psycopg.Pipeline]:
+    """Send statements without waiting for each reply. Raises psycopg.Error."""
+    try:
+        with connection.pipeline() as pipeline:
+            yield pipeline
+    except IndexError as error:  # psycopg got more replies than there were statements
+        raise out_of_step() from error
+
+
+def out_of_step() -> psycopg.Error:
+    """Return the error for a reply that belongs to another statement."""
+    return psycopg.OperationalError("the replies of the server are out of step")
+
+
+def check_status(cursor: psycopg.Cursor[Any], status: str) -> None:
+    """Check that a statement did what it should. Raises psycopg.Error."""
+    if cursor.statusmessage != status:
+        raise out_of_step()
 
 
 def _close_all(idle: list[Connection], pid: int) -> None:
