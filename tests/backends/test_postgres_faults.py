@@ -1,9 +1,11 @@
 """PostgreSQL stores under load: many processes, a killed server, garbage collection, a pooler."""
 
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -13,12 +15,13 @@ pytest.importorskip("psycopg", reason="needs psycopg: pip install 'agent-checkpo
 
 import psycopg
 
-from agent_checkpoint import CheckpointManager
+from agent_checkpoint import CheckpointManager, KeepLatest, StorageError
 from agent_checkpoint.backends.postgres import PostgresBackend
 from agent_checkpoint.store.maintenance import gc as gc_module
 from agent_checkpoint.testing.concurrency_tests import ConcurrencyTests, DeletionTests
 from agent_checkpoint.testing.opener_tests import OpenerTests
 from tests.backends import postgres_server, test_postgres
+from tests.backends.full_disks import run, small_disk
 from tests.backends.postgres_proxy import BadNetwork
 
 LONGEST_WAIT = 300
@@ -154,6 +157,71 @@ def test_a_network_that_loses_delays_and_repeats_replies(server, faults, seed, p
         url = server.url(schema, port=network.port, more=plain)
         run_savers(url, ["k"] * processes, each, check_url=server.url(schema))
         assert sum(network.done.values()) > 2
+
+
+@pytest.fixture
+def full_tablespace(server):
+    """The directory of a tablespace on a disk of 24 MB. The write-ahead log is elsewhere."""
+    place = Path(server.directory) / "small"
+    place.mkdir()
+    with small_disk("tmpfs", place, 24) as disk:
+        for folder in (place, disk):
+            os.chown(folder, 65534, 65534)
+        server.execute(f"CREATE TABLESPACE small LOCATION '{disk}'")
+        yield disk
+        server.execute("DROP TABLESPACE small")
+    shutil.rmtree(place)
+
+
+def test_a_full_disk_of_the_server(server, full_tablespace):
+    """One clear error; nothing that was acknowledged is lost; deleting and saving go on."""
+    schema = server.new_schema()
+    options = "&options=-cdefault_tablespace%3Dsmall"
+    acknowledged = []
+    try:
+        with CheckpointManager(server.url(schema, more=options)) as manager:
+            with pytest.raises(StorageError, match="Free some space on the server") as caught:
+                for number in range(100):
+                    state = {"n": number, "data": os.urandom(1 << 20)}
+                    acknowledged.append(manager.save("k", state))
+            assert (caught.value.no_room, caught.value.retryable) == (True, False)
+            assert caught.value.__cause__.sqlstate == "53100"
+            assert len(acknowledged) > 5
+            check(server.url(schema), {"k": acknowledged})
+            assert manager.state_dict("k")["n"] == len(acknowledged) - 1
+            manager.prune("k", KeepLatest(1))
+            manager.gc()
+            assert run("mount", "-o", "remount,size=48m", full_tablespace).returncode == 0
+            manager.save("k", {"n": -1, "data": os.urandom(1 << 20)})
+            assert manager.state_dict("k")["n"] == -1
+    finally:
+        server.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+
+
+@pytest.mark.parametrize("skew", [-86_400, 86_400])
+def test_a_machine_whose_clock_is_a_day_off(server, monkeypatch, skew):
+    """Order and parents follow the numbers of entries. gc refuses objects from the future."""
+    url = server.url(server.new_schema())
+    now, now_ns = time.time, time.time_ns
+    with CheckpointManager(url) as here, CheckpointManager(url) as there:
+        ids = [here.save("k", {"n": 0, "text": "a" * 5000})]
+        with monkeypatch.context() as clock:
+            clock.setattr(time, "time", lambda: now() + skew)
+            clock.setattr(time, "time_ns", lambda: now_ns() + skew * 10**9)
+            ids.append(there.save("k", {"n": 1, "text": "b" * 5000}))
+            there.save("doomed", {"text": "c" * 5000})
+            there.delete("doomed")
+        ids.append(here.save("k", {"n": 2, "text": "a" * 5000}))
+        rows = here.history("k")
+        assert [row["id"] for row in rows] == ids[::-1]
+        assert [row["parents"] for row in rows] == [[ids[1]], [ids[0]], []]
+        if skew > 0:
+            with pytest.raises(StorageError, match="seconds in the future") as caught:
+                here.gc()
+            assert not caught.value.retryable
+        assert here.gc(ignore_clock=skew > 0).objects >= 1
+        assert [here.state_dict("k", one)["n"] for one in ids] == [0, 1, 2]
+        assert here.verify().ok
 
 
 STOPPED = """

@@ -22,6 +22,7 @@ from agent_checkpoint.session.current_session import as_current
 from agent_checkpoint.workspace.workspace import Workspace
 from tests.agents import Agent
 from tests.unit.session.places import files_of
+from tests.unit.session.stores import POSTGRES
 
 sent = []
 
@@ -48,8 +49,11 @@ def send(to):
     return f"sent {to}"
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", POSTGRES])
 def store(request, tmp_path):
+    if request.param == "postgres":
+        server = request.getfixturevalue("postgres_server")
+        return server.url(server.new_schema())
     return CheckpointManager() if request.param == "memory" else tmp_path / "store"
 
 

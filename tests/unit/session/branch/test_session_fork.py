@@ -27,6 +27,7 @@ from agent_checkpoint import (
 )
 from tests.agents import Agent, Planner
 from tests.unit.session.places import files_of
+from tests.unit.session.stores import POSTGRES
 
 sent = []
 
@@ -62,8 +63,11 @@ def mounts_in(*places: Path) -> "list[str]":
     return [line for line in lines if any(str(place) in line for place in places)]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", POSTGRES])
 def store(request, tmp_path):
+    if request.param == "postgres":
+        server = request.getfixturevalue("postgres_server")
+        return server.url(server.new_schema())
     return CheckpointManager() if request.param == "memory" else tmp_path / "store"
 
 

@@ -37,8 +37,13 @@ THINGS = {
 WIDE = {b"wide/%04d" % number: File(b"%d" % number) for number in range(600)}
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=[*BACKENDS, pytest.param("postgres", marks=pytest.mark.slow)])
 def manager(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[CheckpointManager]":
+    if request.param == "postgres":
+        server = request.getfixturevalue("postgres_server")
+        with CheckpointManager(server.url(server.new_schema())) as remote:
+            yield remote
+        return
     every = managers(tmp_path)
     yield every[request.param]
     for other in every.values():
