@@ -30,7 +30,7 @@ from tests.backends.postgres_proxy import Proxy
 from tests.backends.postgres_server import PostgresServer, binaries
 
 WRITERS = 8
-STEPS = 300
+STEPS = 200
 FIRST = 50
 """How many saves at the beginning have a row of their own: the peer writes all messages anew."""
 ROUNDS = 2
@@ -51,7 +51,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
     if not found:
         return {"waiting": NO_SERVER}
     version, folder = next(iter(found.items()))
-    server = PostgresServer(folder, ["fsync=on", "max_connections=100"])
+    server = PostgresServer(folder, ["fsync=on", "autovacuum=on"])
     try:
         figures: dict[str, Any] = {"version": version, "writers": WRITERS, "sides": {}}
         for count in (1, WRITERS):

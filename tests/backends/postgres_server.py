@@ -130,7 +130,8 @@ class PostgresServer:
     def start(self):
         command = [self.bin / "postgres", "-D", self.data, "-k", self.directory, "-p", self.port]
         # A killed server loses nothing by fsync=off, only a machine does.
-        ours = ("listen_addresses=127.0.0.1", "max_connections=60", "fsync=off")
+        # Autovacuum would be a transaction that no test knows of.
+        ours = ("listen_addresses=127.0.0.1", "max_connections=60", "fsync=off", "autovacuum=off")
         for setting in (*ours, *self.settings):
             command += ["-c", setting]
         self.process = start_and_wait(

@@ -557,6 +557,36 @@ def test_an_interrupt_in_a_sweep_releases_the_lock(backend):
     assert backend.append("key/a", b"1", requires=[ID]) == 1
 
 
+def test_changes_include_what_a_transaction_had_not_committed_yet(server, backend):
+    """The position is before the oldest transaction that runs, and not after the newest."""
+    import psycopg
+
+    backend.append("key/old", b"1", objects={ID: b"old"})
+    schema = schema_of(backend)
+    with psycopg.connect(server.url()) as slow:
+        slow.execute(f"INSERT INTO {schema}.objects VALUES (%s, 0, 'x')", (b"\xcd" * 32,))
+        slow.execute(f"UPDATE {schema}.streams SET last = last WHERE name = 'key/old'")
+        backend.append("key/fast", b"1")
+        position = backend.changes().position
+        slow.commit()
+    for _ in range(3):
+        backend.append("key/other", b"1")
+    streams, objects, later = backend.changes(position)
+    assert {"key/old", "key/fast", "key/other"} <= set(streams)
+    assert {info.id for info in objects} == {"cd" * 32}
+    assert list(backend.changes(later).objects) == []
+    assert "key/old" not in backend.changes(later).streams
+
+
+def test_changes_are_found_where_transaction_numbers_wrap_around(server, backend):
+    """They have 32 bits in rows: a position is compared modulo 2**32."""
+    backend.append("key/a", b"1", objects={ID: b"x"})
+    position = backend.changes().position
+    backend.append("key/b", b"1")
+    for epoch in (1, 2):
+        assert backend.changes(position + epoch * 2**32).streams == ["key/b"]
+
+
 def test_a_saver_behind_a_sweep_gives_up_and_names_it(backend):
     hasty = PostgresBackend(backend.url, lock_timeout=0.2)
     backend.put_objects({ID: b"x"})
