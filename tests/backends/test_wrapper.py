@@ -7,8 +7,10 @@ import pytest
 from agent_checkpoint import (
     Backend,
     CheckpointManager,
+    CountingBackend,
     FileBackend,
     MemoryBackend,
+    RetryBackend,
     StorageError,
     Workspace,
     WrapperBackend,
@@ -210,6 +212,7 @@ def test_changes_are_forwarded_unless_names_or_ids_may_differ():
     """A wrapper that renames streams must not report the names that the medium has."""
     assert WrapperBackend(PositionedBackend()).changes(7).position == 8
     assert WrapperBackend(WrapperBackend(PositionedBackend())).changes(7).position == 8
+    assert RetryBackend(CountingBackend(PositionedBackend())).changes(7).position == 8
     hidden_names = Disguise(PositionedBackend())
     hidden_names.append("key/a", b"1", objects={"ab" * 32: b"x"})
     for backend in (hidden_names, WrapperBackend(hidden_names)):

@@ -6,7 +6,13 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from agent_checkpoint.backends.base import NO_OBJECTS, Backend, BackendProperties, ObjectScan
+from agent_checkpoint.backends.base import (
+    NO_OBJECTS,
+    Backend,
+    BackendProperties,
+    Changes,
+    ObjectScan,
+)
 from agent_checkpoint.backends.wrapper import WrapperBackend
 from agent_checkpoint.backends.wrappers.url_options import with_options
 from agent_checkpoint.records import Entry, ObjectInfo
@@ -158,6 +164,16 @@ class CountingBackend(WrapperBackend):
         """Forward, and count the call."""
         self._count("is_replaced", calls=1)
         return self.inner.is_replaced()
+
+    def changes(self, position: Any = None) -> Changes:
+        """Forward, and count the names and objects of the iterations."""
+        self._count("changes", calls=1)
+        found = self.inner.changes(position)
+        return Changes(
+            self._each("changes", found.streams, "entries"),
+            self._each("changes", found.objects, "objects"),
+            found.position,
+        )
 
     def _each(self, method: str, items: Iterable[T], unit: str) -> Iterator[T]:
         """Iterate over items, and count them at the end."""

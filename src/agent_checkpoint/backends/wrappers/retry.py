@@ -8,7 +8,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from agent_checkpoint import telemetry
-from agent_checkpoint.backends.base import NO_OBJECTS, Backend, BackendProperties, ObjectScan
+from agent_checkpoint.backends.base import (
+    NO_OBJECTS,
+    Backend,
+    BackendProperties,
+    Changes,
+    ObjectScan,
+)
 from agent_checkpoint.backends.wrapper import WrapperBackend
 from agent_checkpoint.backends.wrappers.url_options import with_options
 from agent_checkpoint.errors import (
@@ -187,6 +193,13 @@ class RetryBackend(WrapperBackend):
     def is_replaced(self) -> bool:
         """Forward, with retries."""
         return self._call(self.inner.is_replaced)
+
+    def changes(self, position: Any = None) -> Changes:
+        """Forward, with retries."""
+        found = self._call(lambda: self.inner.changes(position))
+        if position is None or found.position is None:  # everything, so iterations may fail
+            return Changes(self.streams(), self.list_objects(), found.position)
+        return found
 
     def _call(
         self, action: Callable[[], T], can_repeat: Callable[[StorageError], bool] = lambda _: True
