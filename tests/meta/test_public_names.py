@@ -138,6 +138,7 @@ NOT_EXPORTED = {
     "BackendProperties": "for authors of backends, in `backends.base`",
     "CallCount": "a row of counts, in `backends.wrappers.counting`",
     "CallOutcome": "public in `transcripts`",
+    "Changes": "for authors of backends, in `backends.base`",
     "Draft": "for other modules of the package",
     "Entry": "for authors of backends, in `records`",
     "Object": "for other modules of the package",
