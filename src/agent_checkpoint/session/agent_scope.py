@@ -16,9 +16,10 @@ from agent_checkpoint.errors import InvalidInputError, StateMismatchError
 from agent_checkpoint.options import Provider
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.session.current_session import OpenSession
+from agent_checkpoint.session.open_calls import OpenCalls
 
 AGENT, MESSAGES, CALLS, TASKS, STATUS = "agent", "messages", "calls", "tasks", "status"
-MODEL_CALLS = "model_calls"
+MODEL_CALLS, OPEN_CALLS = "model_calls", "open_calls"
 SUBAGENTS = "subagents/"
 """The prefix of the parts of sub-agents."""
 IN_PROGRESS, COMPLETED, FAILED = "in_progress", "completed", "failed"
@@ -98,6 +99,10 @@ class AgentScope:
     """The model API of the conversation."""
     has_model_calls: bool = False
     """Whether the part `model_calls` exists; the first model call creates it."""
+    open_calls: OpenCalls = field(default_factory=OpenCalls)
+    """The calls of a model that `run_tools` is making."""
+    has_open_calls: bool = False
+    """Whether the part `open_calls` exists; the first `run_tools` creates it."""
     counted_model_calls: int = 0
     """How many model calls are in the metrics of checkpoints."""
     is_interrupted: bool = False
@@ -119,6 +124,8 @@ class AgentScope:
         parts.update({MESSAGES: self.messages, CALLS: self.calls, TASKS: self.tasks})
         if every or self.model_calls or self.has_model_calls:
             parts[MODEL_CALLS] = self.model_calls
+        if every or self.open_calls or self.has_open_calls:
+            parts[OPEN_CALLS] = self.open_calls
         if not self.path:
             return parts
         parts[STATUS] = self.status

@@ -170,7 +170,7 @@ class Session(SessionAgent):
         register_open(self._tools, is_fork=not self._keeps_directory)
         state.effects.verify_unknown()
         if state.resumed:
-            self._tool_calls.repair_messages()
+            self._tool_calls.after_restore()
 
     def __repr__(self) -> str:
         return f"<Session {self.key!r} on {self.manager.store.backend!r}>"

@@ -26,7 +26,7 @@ from agent_checkpoint.manager.manager import CheckpointManager, with_policy
 from agent_checkpoint.options import OnDrift, Pickles, check_option
 from agent_checkpoint.records import Checkpoint, Kind, draft_from, short_repr
 from agent_checkpoint.redaction import Redact, redactor_of
-from agent_checkpoint.session.agent_scope import MODEL_CALLS
+from agent_checkpoint.session.agent_scope import MODEL_CALLS, OPEN_CALLS
 from agent_checkpoint.session.checkpoint_writer import CheckpointWriter
 from agent_checkpoint.session.rollback.rollback import Rollback
 from agent_checkpoint.session.rollback.rollback_target import unfinished_rollback
@@ -177,6 +177,7 @@ class SessionOpener:
         state.record = record
         state.writer = CheckpointWriter(state.manager, record, head)
         state.root.has_model_calls = MODEL_CALLS in head.parts
+        state.root.has_open_calls = OPEN_CALLS in head.parts
         self._load(head)  # before taking ownership: on failure the current owner continues
         # The `open` checkpoint must record ledger and workspace, whatever happens after it.
         opened = self._append_open(head, has_new_binding=stored_binding != _binding(record))

@@ -56,9 +56,8 @@ class SessionRecord:
     irreversible: bool = True
     """Whether irreversible tools are allowed; forks need `effects="allow"`."""
     batches: list[list[Any]] = field(default_factory=list)
-    """The calls of a model that `run_tools` is running; their results are not in the conversation
-    yet. A row per agent: its name, the number of calls and the last ledger record before them, a
-    hash of the calls, and their ids."""
+    """Open calls as an earlier version wrote them; now they are a part. A row per agent: its name,
+    the number of calls and the last ledger record before them, a hash of the calls, their ids."""
     keep_unseen: bool | None = None
     """`keep_unseen` of a rollback in progress, for crash recovery."""
     drift: list[str] = field(default_factory=list)

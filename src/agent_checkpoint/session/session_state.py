@@ -22,6 +22,7 @@ from agent_checkpoint.session.agent_scope import (
     IN_PROGRESS,
     MESSAGES,
     MODEL_CALLS,
+    OPEN_CALLS,
     STATUS,
     TASKS,
     AgentScope,
@@ -45,7 +46,9 @@ if TYPE_CHECKING:
     from agent_checkpoint.workspace.workspace import Workspace
 
 _MAX_NAMED = 20
-RESERVED_PARTS = frozenset({AGENT, MESSAGES, CALLS, MODEL_CALLS, TASKS, FILES, SESSION_PART})
+RESERVED_PARTS = frozenset(
+    {AGENT, MESSAGES, CALLS, MODEL_CALLS, OPEN_CALLS, TASKS, FILES, SESSION_PART}
+)
 
 
 @dataclass(eq=False, repr=False)

@@ -30,6 +30,7 @@ from agent_checkpoint.session.agent_scope import (
     FAILED,
     IN_PROGRESS,
     MODEL_CALLS,
+    OPEN_CALLS,
     AgentScope,
     is_within,
     path_of_place,
@@ -155,7 +156,7 @@ class SessionAgent:
             else:
                 state.subagents[scope.path] = scope
                 if child.resumed:
-                    child._tool_calls.repair_messages()
+                    child._tool_calls.after_restore()
         return child
 
     # -- the agent loop --------------------------------------------------------------------------
@@ -355,6 +356,7 @@ class Subagent(SessionAgent):
         for part, result in restore_parts(saved, found, reader=reader).items():
             state.note_mismatch(part, result)
         scope.has_model_calls = qualified_part(scope.path, MODEL_CALLS) in saved
+        scope.has_open_calls = qualified_part(scope.path, OPEN_CALLS) in saved
         scope.counted_model_calls = len(scope.model_calls)
         if scope.status.status == FAILED:
             scope.status.status = IN_PROGRESS

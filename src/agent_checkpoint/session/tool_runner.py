@@ -45,6 +45,7 @@ from agent_checkpoint.session.effects.effect_context import (
     ToolCall,
 )
 from agent_checkpoint.session.effects.idempotency import call_digest, effect_identity
+from agent_checkpoint.session.open_calls import OpenCall
 from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.session.tasks import Tasks
 from agent_checkpoint.session.tools.call_arguments import (
@@ -136,9 +137,10 @@ class ToolRunner:
             )
         owner = self._state.owner(tool, request.part) if tool.is_method else None
         call = ToolCall(tool, owner, arguments_of(self._state.ledger, request), request=request)
-        batches = self._state.record.batches
-        if not any(row[0] == self.path and request.seq <= row[2] for row in batches):
-            call.call_id = request.call_id  # else a call of the open batch may have the same id
+        before = self._scope.open_calls.before
+        call.call_id, call.call_ref = request.call_id, request.call_ref
+        if call.call_ref is None and before is not None and request.seq <= before.ledger:
+            call.call_id = None  # an open call may have the same id
         try:
             self._begin(call)
             return run_if_awaitable(self._arun(call)) if tool.is_async else self._run(call)
@@ -236,8 +238,14 @@ class ToolRunner:
                 call.digest = call_digest(
                     given, f"{tool.name}'s arguments", self._redactor, state.ledger.state
                 )
+                number, others = self._numbers_of_attempts(call)
                 call.call_number = state.effects.call_numbers.reserve(
-                    tool, call.digest, self._scope.place(call.task), call
+                    tool,
+                    call.digest,
+                    self._scope.place(call.task),
+                    call,
+                    number=number,
+                    others=others,
                 )
             number = 0 if call.call_number is None else call.call_number.number
             call.identity = effect_identity(
@@ -254,6 +262,17 @@ class ToolRunner:
         call.given = recordable(call.arguments, self._redactor)
         with state.writer.lock:  # not while the session is rolled back
             state.running.append(call)
+
+    def _numbers_of_attempts(self, call: ToolCall) -> tuple[int | None, list[int]]:
+        """Return the call number of an earlier attempt at a call, and those of equal open calls."""
+        numbers = {
+            effect.call_ref: effect.number
+            for one in self._scope.open_calls.calls
+            for effect in self._state.ledger.effects_of_call(one.ref)
+            if (effect.tool, effect.digest) == (call.tool.name, call.digest)
+        }
+        own = numbers.pop(call.call_ref, None)
+        return own, [number for number in numbers.values() if number is not None]
 
     def _withdraw(self, call: ToolCall) -> None:
         """Record a call as failed that was authorized and then cancelled before it ran."""
@@ -397,14 +416,16 @@ class ToolRunner:
         except CheckpointError as unknown:  # raise the tool's own error
             _add_note(error, str(unknown))
 
-    def record_refused(self, call_id: str, tool: str, arguments: Any, error: str) -> dict[str, Any]:
+    def record_refused(
+        self, opened: OpenCall, tool: str, arguments: Any, error: str
+    ) -> dict[str, Any]:
         """Record a call of a model that cannot be made; return its row."""
         row: dict[str, Any] = {
             "tool": tool,
             "arguments": recordable(arguments, self._redactor),
             "error": error,
         }
-        row.update(ts=time.time(), seconds=0.0, call_id=call_id)
+        row.update(ts=time.time(), seconds=0.0, call_id=opened.id, call_ref=opened.ref)
         task = current_task(self) or self._tasks.only_one_in_progress()
         with self._state.writer.lock:
             self._scope.calls.append(row if task is None else {**row, "task": task})
@@ -427,6 +448,8 @@ class ToolRunner:
             row["task"] = call.task
         if call.call_id is not None:
             row["call_id"] = call.call_id
+        if call.call_ref is not None:
+            row["call_ref"] = call.call_ref
         if call.edited:
             row["edited"] = call.edited
         if call.decision is not None:

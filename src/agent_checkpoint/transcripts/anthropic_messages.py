@@ -20,6 +20,7 @@ from agent_checkpoint.transcripts.draft import Block, Draft, Fault, Message, Rol
 from agent_checkpoint.transcripts.fields import get, rewritten
 
 _ROLES: dict[str, Role] = {"user": "user", "assistant": "model", "system": "system"}
+_CUT_OFF = (None, "max_tokens", "model_context_window_exceeded")
 _EMPTY_TEXT = Fault("empty-text", "the text is empty")
 
 
@@ -121,6 +122,10 @@ class AnthropicMessages(Dialect):
     def arguments(self, call: Block) -> Any:
         """Return the input of a call. Raises ValueError if it is text that is not JSON."""
         return decoded_arguments(get(call.source, "input"))
+
+    def is_cut_off(self, reply: Any) -> bool:
+        """Whether a message ended at a limit, or is a snapshot of a stream: without a reason."""
+        return isinstance(reply, dict) and reply.get("stop_reason", "") in _CUT_OFF
 
     def reply(self, source: Any) -> list[Any]:
         """Return the message of a reply, without the fields that are not sent back."""

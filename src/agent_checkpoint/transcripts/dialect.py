@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 from agent_checkpoint.errors import InvalidInputError
@@ -85,6 +87,23 @@ class Dialect(ABC):
     @abstractmethod
     def arguments(self, call: Block) -> Any:
         """Return the arguments of a call. Raises ValueError if they cannot be decoded."""
+
+    def digest(self, *calls: Block) -> str:
+        """Return a hash of calls, the same for every form of writing their arguments."""
+        contents = [[call.id, call.name, self._arguments(call)] for call in calls]
+        text = json.dumps(json_value(contents, str), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def _arguments(self, call: Block) -> Any:
+        mended = call if call.mended is None else replace(call, source=call.mended)
+        try:
+            return self.arguments(mended)
+        except ValueError:
+            return plain(call.source)
+
+    @abstractmethod
+    def is_cut_off(self, reply: Any) -> bool:
+        """Whether a reply of the API, as plain data, may end before its last block is complete."""
 
     def reply(self, source: Any) -> list[Any]:
         """Return the messages of a reply of the API, or a message or several, as plain data."""

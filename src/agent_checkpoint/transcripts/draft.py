@@ -50,6 +50,15 @@ class Block:
         return self.name is not None and self.name == call.name
 
 
+def names_of(calls: Iterable[Block]) -> list[str]:
+    """Return a name for each call of a turn: its id, or `#N` without one of its own."""
+    names: list[str] = []
+    for number, call in enumerate(calls):
+        is_usable = isinstance(call.id, str) and call.id[:1] not in ("", "#")
+        names.append(str(call.id) if is_usable and call.id not in names else f"#{number}")
+    return names
+
+
 @dataclass(eq=False)
 class Message:
     """A message or item. `source` is what was given; `changed`: it must be written again."""

@@ -87,6 +87,11 @@ class GeminiContents(Dialect):
         """Return the arguments of a function call."""
         return decoded_arguments(get(get(call.source, "function_call", "functionCall"), "args"))
 
+    def is_cut_off(self, reply: Any) -> bool:
+        """Whether a response ended at a limit."""
+        candidates = get(reply, "candidates") or [None]
+        return str(get(candidates[0], "finish_reason", "finishReason")) == "MAX_TOKENS"
+
     def reply(self, source: Any) -> list[Any]:
         """Return the content of a response, or contents."""
         messages = super().reply(source)

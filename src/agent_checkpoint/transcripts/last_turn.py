@@ -49,6 +49,20 @@ class LastTurn:
                 results.remove(result)
         return open_calls
 
+    def digest(self, *calls: Block) -> str:
+        """Return a hash of calls, the same for every form of writing their arguments."""
+        return self._dialect.digest(*calls)
+
+    def calls_in(self, source: Any) -> list[Block]:
+        """Return the tool calls in another message. Raises InvalidInputError."""
+        return [block for block in self._dialect.read(source, 0).blocks if block.kind == "call"]
+
+    def mark_cut_off(self) -> None:
+        """Mark a call that the turn ends with as incomplete."""
+        blocks = self.messages[-1].blocks if self.messages else []
+        if blocks and blocks[-1].kind == "call":
+            blocks[-1].complete = False
+
     def ends_with(self, sources: Sequence[Any]) -> bool:
         """Return whether the turn ends with these messages: the same calls and texts.
 

@@ -9,7 +9,7 @@ from itertools import chain, count
 from typing import Any
 
 from agent_checkpoint.transcripts.dialect import Answer, Dialect
-from agent_checkpoint.transcripts.draft import END, Block, Draft, Message
+from agent_checkpoint.transcripts.draft import END, Block, Draft, Message, names_of
 from agent_checkpoint.transcripts.report import CallLookup, CallOutcome
 
 NO_RESULT = "The tool call finished. No result was recorded."
@@ -152,15 +152,27 @@ class _Pairing:
         )
 
     def _outcomes(self) -> dict[Block, CallOutcome | None]:
-        """Look up open calls. Of calls with the same id the record can only mean the first."""
+        """Look up open calls.
+
+        Of calls with the same id an outcome means the last one with its digest; without a digest it
+        can only mean the first.
+        """
+        named: dict[str, list[Block]] = {}
+        for slot in self.slots:
+            for name, call in zip(names_of(slot.calls), slot.calls):
+                named.setdefault(name, []).append(call)
         found: dict[Block, CallOutcome | None] = {}
-        seen: set[str | None] = set()
-        for call in [call for slot in self.slots for call in slot.calls]:
-            if self._is_open(call):
-                found[call] = None
-                if self.session is not None and call.id and call.id not in seen:
-                    found[call] = self.session.call_outcome(call.id)
-            seen.add(call.id)
+        for name, calls in named.items():
+            opened = list(filter(self._is_open, calls))
+            found.update(dict.fromkeys(opened))
+            if self.session is None or not opened:
+                continue
+            outcome = self.session.call_outcome(name)
+            digest = "" if outcome is None else outcome.digest
+            same = [call for call in calls if digest in ("", self.dialect.digest(call))]
+            meant = same[-1 if digest else 0] if same else None
+            if meant in found:
+                found[meant] = outcome
         return found
 
     def _drop_unfinished(self, slot: _Slot, lookups: dict[Block, CallOutcome | None]) -> None:

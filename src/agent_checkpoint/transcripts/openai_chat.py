@@ -23,6 +23,7 @@ _ROLES: dict[str, Role] = {
     "developer": "system",
     "function": "system",  # answers `function_call`, which has no ids
 }
+_CUT_OFF = (None, "length", "content_filter")
 # What an assistant message may have instead of content.
 _CONTENT = ("refusal", "audio", "function_call")
 
@@ -92,6 +93,11 @@ class OpenAIChat(Dialect):
         if custom is not None:
             return {"input": get(custom, "input")}
         return decoded_arguments(get(get(call.source, "function"), "arguments"))
+
+    def is_cut_off(self, reply: Any) -> bool:
+        """Whether a completion ended at a limit, or is a snapshot of a stream: without a reason."""
+        choices = get(reply, "choices") or [{}]
+        return choices[0].get("finish_reason", "") in _CUT_OFF
 
     def reply(self, source: Any) -> list[Any]:
         """Return the message of a completion, or messages."""

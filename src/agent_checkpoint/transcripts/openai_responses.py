@@ -66,7 +66,8 @@ class OpenAIResponses(Dialect):
             block.kind, block.id = "call", get(source, "call_id")
             block.name = block.name or type_.removesuffix("_call")
             if type_ == "function_call":
-                block.complete = arguments_end(get(source, "arguments"))
+                is_whole = get(source, "status") not in ("in_progress", "incomplete")
+                block.complete = is_whole and arguments_end(get(source, "arguments"))
             return Message(source, index, path, "call", [block])
         if ours and type_ in _OUTPUTS.values():
             # A local shell output names its call in `id`.
@@ -136,6 +137,11 @@ class OpenAIResponses(Dialect):
         if field is not None:
             return {field: plain(get(call.source, field))}
         return decoded_arguments(get(call.source, "arguments"))
+
+    def is_cut_off(self, reply: Any) -> bool:
+        """Whether a response has another status than completed."""
+        is_response = get(reply, "object") == "response"
+        return is_response and get(reply, "status") not in (None, "completed")
 
     def reply(self, source: Any) -> list[Any]:
         """Return the output items of a response, or items."""

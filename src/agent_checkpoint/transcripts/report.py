@@ -42,7 +42,8 @@ class CallOutcome:
     """What is known of a tool call: its status and, if it is done, its result (text or JSON).
 
     `is_error`: the call ended with an error, and the result is its text. `note`: a sentence that
-    the model is told before the result.
+    the model is told before the result. `digest`: a hash of the call, if it is known: of calls with
+    the same id, the outcome is that of the last one with this digest.
     """
 
     status: Literal["done", "not-done", "unknown"]
@@ -50,6 +51,7 @@ class CallOutcome:
     tool: str | None = None
     is_error: bool = False
     note: str = ""
+    digest: str = ""
 
 
 class CallLookup(Protocol):

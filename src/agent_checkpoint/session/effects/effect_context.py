@@ -79,6 +79,8 @@ class ToolCall:
     """The arguments as recorded before the call: the tool may modify them."""
     call_id: str | None = None
     """The id of the call in the model's message, if `run_tools` runs it."""
+    call_ref: str | None = None
+    """The identity of such a call; see `session/open_calls.py`."""
     is_saved: bool = True
     """Whether a checkpoint follows the call, as `every` says."""
     row: dict[str, Any] | None = None
@@ -94,7 +96,11 @@ class ToolCall:
     @property
     def members(self) -> dict[str, Any]:
         """The optional members of the call's ledger records."""
-        found = {"call_id": self.call_id, "subagent": self.subagent or None}
+        found = {
+            "call_id": self.call_id,
+            "call_ref": self.call_ref,
+            "subagent": self.subagent or None,
+        }
         return {name: value for name, value in found.items() if value is not None}
 
     @property

@@ -136,6 +136,7 @@ class Effects:
                 words=describe_call(tool.name, call.arguments, call.redactor),
                 generation=sum(effect.status == UNDONE for effect in earlier),
                 request=None if request is None else request.id,
+                number=None if call.call_number is None else call.call_number.number,
                 **call.members,
             )
         except BaseException as error:

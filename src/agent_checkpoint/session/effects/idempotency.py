@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from agent_checkpoint.core.path_errors import cause_text
@@ -33,17 +33,36 @@ class CallNumbers:
         self._record = record
         self._reserved: dict[Any, CallNumber] = {}
 
-    def reserve(self, tool: Tool, digest: str, place: str | None, holder: Any) -> CallNumber | None:
-        """Reserve the lowest free number; return None if the tool has a key."""
+    def reserve(
+        self,
+        tool: Tool,
+        digest: str,
+        place: str | None,
+        holder: Any,
+        *,
+        number: int | None = None,
+        others: Collection[int] = (),
+    ) -> CallNumber | None:
+        """Reserve a number; return None if the tool has a key.
+
+        Args:
+            tool: the tool.
+            digest: the hash of the arguments.
+            place: the task, and the agent.
+            holder: the call.
+            number: the number of an earlier attempt at this call; None for the lowest free one.
+            others: numbers of other calls that will be attempted again.
+        """
         if tool.key is not None:
             return None
         kind = f"{tool.name} {digest[:16]}"
-        taken = {
+        taken = set(others) | {
             call_number.number
             for call_number in list(self._reserved.values())
             if call_number[:2] == (place, kind)
         }
-        call_number = CallNumber(place, kind, self._record.counts.next_number(place, kind, taken))
+        free = number or self._record.counts.next_number(place, kind, taken)
+        call_number = CallNumber(place, kind, free)
         self._reserved[holder] = call_number
         return call_number
 

@@ -1,21 +1,21 @@
 """Runs the tool calls of a model's message, each once, and appends the results.
 
-The calls of one message are a batch. The session record holds the batch until its results are in
-the conversation, so that a resumed session finds the calls that have ended by their ids. Ids are
-compared within a batch only: some servers repeat them.
+The part `open_calls` has the calls of the model's last turn until their results are in the
+conversation. Each has a ref, by which a resumed session finds its row and its effect.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
+from agent_checkpoint.core.log import raw_items
 from agent_checkpoint.errors import (
     ApprovalDeniedError,
     EffectError,
@@ -31,6 +31,7 @@ from agent_checkpoint.session.current_session import as_current, is_nested
 from agent_checkpoint.session.effects.approvals import edits_behind
 from agent_checkpoint.session.effects.effect_context import ToolCall
 from agent_checkpoint.session.loop.toolbox import BoundTool, Tools, toolbox
+from agent_checkpoint.session.open_calls import Before, OpenCall, OpenCalls
 from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.session.tool_runner import ToolRunner
 from agent_checkpoint.session.tools.call_arguments import as_json, describe_error, recordable
@@ -38,8 +39,8 @@ from agent_checkpoint.session.tools.invoke import run_if_awaitable
 from agent_checkpoint.store.ledger.ledger_state import COMMITTED, FAILED, UNDONE, Effect
 from agent_checkpoint.transcripts import dialect_for, repair
 from agent_checkpoint.transcripts.dialect import Dialect
-from agent_checkpoint.transcripts.draft import Block
-from agent_checkpoint.transcripts.fields import json_value, plain
+from agent_checkpoint.transcripts.draft import Block, names_of
+from agent_checkpoint.transcripts.fields import plain
 from agent_checkpoint.transcripts.last_turn import LastTurn
 from agent_checkpoint.transcripts.mending import answer_for
 from agent_checkpoint.transcripts.report import CallOutcome
@@ -56,25 +57,17 @@ _EXPECTED = (
 )
 _IN_DOUBT = "Do not assume that it took effect, nor that it did not: check first."
 _BLOCKED = f"{_IN_DOUBT} The same call is not made again until a person has recorded the outcome."
+_INCOMPLETE = (
+    "The reply ended before this call was complete, so its arguments are not known. The call was "
+    "not made and had no effect. Make it again if it is needed."
+)
 _COMPENSATED = "The call took effect, and the effect was compensated since."
-
-
-class _Batch(NamedTuple):
-    """The calls of one message, as a row of the session record without the name of the agent."""
-
-    first_call: int
-    """How many rows the list of calls had before."""
-    ledger: int
-    """The last ledger record before."""
-    digest: str
-    """A hash of the calls."""
-    ids: list[str]
 
 
 class _Call(NamedTuple):
     """A call to make."""
 
-    id: str
+    opened: OpenCall
     name: str
     arguments: dict[str, Any]
     found: BoundTool
@@ -93,11 +86,11 @@ class _Call(NamedTuple):
 class _Run:
     """One run over the calls of a message."""
 
-    def __init__(self, turn: LastTurn, calls: dict[str, Block]) -> None:
+    def __init__(self, turn: LastTurn, calls: dict[OpenCall, Block]) -> None:
         self.turn = turn
         self.calls = calls
         self.to_make: list[_Call] = []
-        self.outcomes: dict[str, CallOutcome] = {}
+        self.outcomes: dict[OpenCall, CallOutcome] = {}
         self.suspended: Suspended | None = None
         self.label: str | None = None
         """The label of the checkpoint to save before the first call; None if there is none."""
@@ -144,9 +137,10 @@ class ToolCalls:
         self._runner = runner
         self._scope = scope
         self._is_running = False
-        self._last_message: Any = None
+        self._loaded = 0
+        """How many messages were loaded from a checkpoint; the last may be part of a stream."""
         self._unfinished: set[str] = set()
-        """Calls that began in this process and have not ended: they were interrupted."""
+        """Calls that began in this process and have not ended, by ref: they were interrupted."""
 
     # -- run -------------------------------------------------------------------------------------
 
@@ -211,22 +205,23 @@ class ToolCalls:
         dialect, known = dialect_for(name), toolbox(tools)
         is_new = self._append(message, dialect)
         turn = LastTurn(self._scope.messages, dialect)
-        open_calls = turn.open_calls
-        calls = turn.calls if open_calls else []
-        batch, is_new_batch = self._open_batch(calls, dialect, is_new=is_new)
-        if is_new_batch:
-            self._unfinished.clear()  # ids of other batches
-        numbered = zip(batch.ids, turn.calls)
-        run = _Run(turn, {call_id: block for call_id, block in numbered if block in open_calls})
-        rows = self._rows(batch)
-        for call_id, block in run.calls.items():
-            if call_id in rows:
-                run.outcomes[call_id] = self._recorded(rows[call_id])
+        if message is not self._scope.messages and dialect.is_cut_off(plain(message)):
+            turn.mark_cut_off()
+        before = {call.ref for call in self._scope.open_calls.calls}
+        opened = self._open(turn, is_new=is_new)
+        open_blocks = turn.open_calls
+        numbered = zip(opened.calls, turn.calls)
+        run = _Run(turn, {call: block for call, block in numbered if block in open_blocks})
+        rows = self._rows()
+        for call, block in run.calls.items():
+            if call.ref in rows:
+                run.outcomes[call] = self._recorded(rows[call.ref])
             else:
-                self._prepare(run, call_id, block, dialect, known)
+                is_seen = call.ref in before
+                self._prepare(run, call, block, dialect, known, is_seen=is_seen)
         # The model's decision is durable before it takes effect.
         every_call = self._state.every == "tool" and not is_nested(self._runner)
-        if every_call and (is_new or (is_new_batch and run.calls)):
+        if every_call and (is_new or any(call.ref not in before for call in run.calls)):
             names = ", ".join(str(block.name) for block in run.calls.values())
             run.label = _label([f"reply: {names}"]) if names else "reply"
         return run
@@ -236,26 +231,41 @@ class ToolCalls:
         messages = self._scope.messages
         if message is None or isinstance(message, (str, bytes, int, float)):
             raise InvalidInputError(f"{_EXPECTED}, not {short_repr(message)}.")
-        is_same, self._last_message = message is self._last_message, message
         reply = [] if message is messages else dialect.reply(message)
         turn = LastTurn(messages, dialect)
-        # Without ids of its own, a reply may repeat a turn that has its results.
-        if not reply or ((is_same or not turn.results) and turn.ends_with(reply)):
+        # A reply may repeat a turn that has its results: ids of calls are not unique.
+        if not reply or (not turn.results and turn.ends_with(reply)):
             return False
         if reply == [plain(one) for one in messages[-len(reply) :]]:  # the user's, or all of it
             return False
         if any(dialect.read(one, 0).role not in ("model", "call") for one in reply):
             raise InvalidInputError(f"{_EXPECTED}.")
+        self._answer_abandoned(turn)
         messages.extend(reply)
         return True
+
+    def _answer_abandoned(self, turn: LastTurn) -> None:
+        """Append what is known of calls that were interrupted: another reply follows them."""
+        refs = {call.ref for call in self._scope.open_calls.calls}
+        opened, blocks = self._matched(turn), turn.open_calls
+        if not blocks or not any(call.ref in refs for call in opened.calls):
+            return  # run_tools has not taken them on
+        answers = [
+            (block, answer_for(self._outcome_of(call)))
+            for call, block in zip(opened.calls, turn.calls)
+            if block in blocks
+        ]
+        self._scope.messages.extend(turn.result_messages(answers))
 
     def _prepare(
         self,
         run: _Run,
-        call_id: str,
+        call: OpenCall,
         block: Block,
         dialect: Dialect,
         known: Mapping[str, BoundTool],
+        *,
+        is_seen: bool,
     ) -> None:
         """Add a call to those to make, or its error to the outcomes."""
         name, error = str(block.name), None
@@ -269,24 +279,34 @@ class ToolCalls:
         if name not in known:
             names = ", ".join(known) or "none"
             error = f"There is no tool {short_repr(name)}. The tools are: {names}."
-        elif call_id in self._unfinished and known[name].tool.kind == "local":
+        elif call.ref in self._unfinished and known[name].tool.kind == "local":
             error = f"The call was interrupted. Its outcome is unknown. {_IN_DOUBT}"
-        self._unfinished.discard(call_id)
+        elif error is None:
+            is_doubtful = not (arguments or is_seen)
+            if not block.complete or (is_doubtful and self._is_partial(run, block, known[name])):
+                error = _INCOMPLETE
+        self._unfinished.discard(call.ref)
         if error is None:
-            run.to_make.append(_Call(call_id, name, arguments, known[name]))
+            run.to_make.append(_Call(call, name, arguments, known[name]))
         else:
-            self._refuse(run, call_id, name, arguments, error)
+            self._refuse(run, call, name, arguments, error)
+
+    def _is_partial(self, run: _Run, block: Block, found: BoundTool) -> bool:
+        """Whether the arguments of a call may be empty because they have not arrived.
+
+        The end of a loaded conversation may be a snapshot of a stream.
+        """
+        is_last = block is run.turn.calls[-1] and block.at[0] < self._loaded
+        return is_last and len(found.tool.signature.parameters) > len(found.owner)
 
     def _end(self, run: _Run) -> list[Any]:
         """Append the results, and close the batch."""
         if run.suspended is not None:
             raise run.suspended
-        answers = [
-            (block, answer_for(run.outcomes[call_id])) for call_id, block in run.calls.items()
-        ]
+        answers = [(block, answer_for(run.outcomes[call])) for call, block in run.calls.items()]
         messages = run.turn.result_messages(answers)
         self._scope.messages.extend(messages)
-        self._set_batch(None)
+        self._set(OpenCalls())
         return messages
 
     # -- one call --------------------------------------------------------------------------------
@@ -317,38 +337,38 @@ class ToolCalls:
 
         A call that the tool has ended has a row. Without one, the session has refused the call.
         """
-        tool, owner = call.found
+        (tool, owner), opened = call.found, call.opened
         try:
             bound = tool.bind(owner, call.arguments)
         except TypeError as error:
-            self._refuse(run, call.id, call.name, call.arguments, f"Invalid arguments: {error}.")
+            self._refuse(run, opened, call.name, call.arguments, f"Invalid arguments: {error}.")
             yield None
             return
-        made = ToolCall(tool, *bound, call_id=call.id, is_saved=is_saved)
-        self._unfinished.add(call.id)
+        made = ToolCall(tool, *bound, call_id=opened.id, call_ref=opened.ref, is_saved=is_saved)
+        self._unfinished.add(opened.ref)
         try:
             yield made
         except Suspended as suspended:
             run.suspended = run.suspended or suspended
         except Exception as error:
-            self._unfinished.discard(call.id)
+            self._unfinished.discard(opened.ref)
             if made.row is None and isinstance(error, EffectUnknownError):
                 # Not recorded: a person may record the outcome at any time. The hint is for people.
                 text = f"{error.with_hint()} {_BLOCKED}"
-                run.outcomes[call.id] = CallOutcome("done", text, call.name, is_error=True)
+                run.outcomes[opened] = CallOutcome("done", text, call.name, is_error=True)
             elif made.row is None and isinstance(error, (EffectError, InvalidInputError)):
-                self._refuse(run, call.id, call.name, call.arguments, describe_error(error))
+                self._refuse(run, opened, call.name, call.arguments, describe_error(error))
                 if isinstance(error, ApprovalDeniedError) and self._runner.is_due():
                     self._state.save(label=f"denied: {call.name}")  # the answer is used up
             elif made.row is None or "error" not in made.row:  # the session failed, not the tool
                 raise
-        self._unfinished.discard(call.id)
+        self._unfinished.discard(opened.ref)
         if made.row is not None:
-            run.outcomes[call.id] = self._recorded(made.row)
+            run.outcomes[opened] = self._recorded(made.row)
 
-    def _refuse(self, run: _Run, call_id: str, name: str, arguments: Any, error: str) -> None:
-        row = self._runner.record_refused(call_id, name, arguments, error)
-        run.outcomes[call_id] = self._recorded(row)
+    def _refuse(self, run: _Run, call: OpenCall, name: str, arguments: Any, error: str) -> None:
+        row = self._runner.record_refused(call, name, arguments, error)
+        run.outcomes[call] = self._recorded(row)
 
     # -- in parallel -----------------------------------------------------------------------------
 
@@ -409,19 +429,20 @@ class ToolCalls:
 
         Only calls that `run_tools` has taken on are known. Raises StorageError.
         """
-        state, batch = self._state, self._batch()
-        if batch is None or call_id not in batch.ids:
-            return None
-        row = self._rows(batch).get(call_id)
+        call = self._scope.open_calls.find(call_id)
+        return None if call is None else replace(self._outcome_of(call), digest=call.digest)
+
+    def _outcome_of(self, call: OpenCall) -> CallOutcome:
+        state, row = self._state, self._rows().get(call.ref)
         if row is not None:
             return self._recorded(row)
         state.ledger.refresh()
-        effect = self._effect(batch, call_id)
+        effect = self._effect(call)
         if effect is not None:
             return self._effect_outcome(effect)
-        running = any(call.call_id == call_id for call in list(state.running))
+        running = any(one.call_ref == call.ref for one in list(state.running))
         # What a local tool has done without its outcome is in the files, if they were kept.
-        if running or call_id in self._unfinished or state.has_kept_drift:
+        if running or call.ref in self._unfinished or state.has_kept_drift:
             return CallOutcome("unknown")
         return CallOutcome("not-done")
 
@@ -451,7 +472,9 @@ class ToolCalls:
         """
         self._unfinished.clear()
         self._scope.is_interrupted = False
+        self._take_over()
         self.repair_messages()
+        self._loaded = len(self._scope.messages)
 
     def _recorded(self, row: Mapping[str, Any]) -> CallOutcome:
         """Return the outcome of a call that has ended."""
@@ -484,60 +507,74 @@ class ToolCalls:
             return CallOutcome("not-done", None, effect.tool)
         return CallOutcome("unknown", None, effect.tool, note=note)
 
-    def _effect(self, batch: _Batch, call_id: str) -> Effect | None:
-        """Return the effect that a call of the batch started."""
-        found = [
-            effect
-            for effect in self._state.ledger.all_effects()
-            if (effect.call_id, effect.subagent or "") == (call_id, self._scope.path)
-            and effect.seq > batch.ledger
-            and self._state.effects.is_ours(effect)
-        ]
-        return found[-1] if found else None
+    def _effect(self, call: OpenCall) -> Effect | None:
+        """Return the effect that an open call started."""
+        found, before = self._state.ledger.effects_of_call(call.ref), self._scope.open_calls.before
+        if before is not None:
+            found += [
+                effect
+                for effect in self._state.ledger.all_effects()
+                if (effect.call_id, effect.subagent or "") == (call.ref, self._scope.path)
+                and effect.seq > before.ledger
+            ]
+        return next(filter(self._state.effects.is_ours, reversed(found)), None)
 
-    # -- the batch -------------------------------------------------------------------------------
+    # -- the open calls --------------------------------------------------------------------------
 
-    def _open_batch(
-        self, calls: list[Block], dialect: Dialect, *, is_new: bool
-    ) -> tuple[_Batch, bool]:
-        """Return the batch of these calls, and whether it is a new one."""
-        state, known = self._state, self._batch()
-        ids: list[str] = []
-        for number, block in enumerate(calls):  # some servers give no ids, or the same twice
-            name = block.id if isinstance(block.id, str) else ""
-            is_usable = name[:1] not in ("", "#") and name not in ids
-            ids.append(name if is_usable else f"#{number}")
-        sources = [[block.id, block.name, _arguments(block, dialect)] for block in calls]
-        text = json.dumps(json_value(sources, str), sort_keys=True)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:32]
-        if known is not None and known.digest == digest and not is_new:
-            return known, False
-        batch = _Batch(len(self._scope.calls), state.ledger.seq, digest, ids)
-        self._set_batch(batch if calls else None)
-        return batch, True
+    def _open(self, turn: LastTurn, *, is_new: bool) -> OpenCalls:
+        """Make the calls of a turn the open ones, if any has no result; return them."""
+        known, opened = self._scope.open_calls, self._matched(turn, is_new=is_new)
+        if not turn.open_calls:
+            opened = OpenCalls()
+        if opened != known:
+            self._set(opened)
+        return opened
 
-    def _batch(self) -> _Batch | None:
-        rows = self._state.record.batches
-        return next((_Batch(*row[1:]) for row in rows if row[0] == self._scope.path), None)
+    def _matched(self, turn: LastTurn, *, is_new: bool = False) -> OpenCalls:
+        """Return the calls of a turn; those that are open already keep their refs."""
+        known, calls = self._scope.open_calls, turn.calls
+        if is_new or self._is_passed(turn):
+            known = OpenCalls()
+        elif known.before is not None and known.before.digest == turn.digest(*calls):
+            pairs = zip(known.calls, calls)
+            known = replace(
+                known, calls=[call._replace(digest=turn.digest(one)) for call, one in pairs]
+            )
+        at = int(calls[0].at[0]) if calls else 0
+        return known.renewed(names_of(calls), [turn.digest(call) for call in calls], at)
 
-    def _set_batch(self, batch: _Batch | None) -> None:
-        record, path = self._state.record, self._scope.path
+    def _is_passed(self, turn: LastTurn) -> bool:
+        """Whether the open calls are still where they were, and the turn comes after them."""
+        known, messages = self._scope.open_calls, self._scope.messages
+        if not known or not turn.calls or not known.at < turn.calls[0].at[0]:
+            return False
+        digests = {call.digest for call in known.calls}
+        return any(turn.digest(call) in digests for call in turn.calls_in(messages[known.at]))
+
+    def _set(self, opened: OpenCalls) -> None:
+        scope = self._scope
         with self._state.writer.lock:
-            others = [row for row in record.batches if row[0] != path]
-            record.batches = others if batch is None else [*others, [path, *batch]]
+            scope.has_open_calls = scope.has_open_calls or bool(opened)
+            scope.open_calls.become(opened)
 
-    def _rows(self, batch: _Batch) -> dict[str, Mapping[str, Any]]:
-        """Return the rows of the batch's calls that have ended, by call id."""
-        rows = self._scope.calls[batch.first_call :]
-        return {row["call_id"]: row for row in rows if "call_id" in row}
+    def _take_over(self) -> None:
+        """Take over open calls from the session record, where an earlier version had them."""
+        record, path = self._state.record, self._scope.path
+        row = next((row for row in record.batches if row[0] == path), None)
+        if row is not None:
+            _, first, ledger, digest, ids = row
+            calls = [OpenCall(call_id, call_id, "") for call_id in ids]
+            with self._state.writer.lock:
+                record.batches = [other for other in record.batches if other is not row]
+            if not self._scope.open_calls:
+                self._set(OpenCalls(calls, 0, Before(first, ledger, digest)))
 
-
-def _arguments(block: Block, dialect: Dialect) -> Any:
-    """Return the arguments of a call, the same for every form of writing them."""
-    try:
-        return dialect.arguments(block)
-    except ValueError:
-        return plain(block.source)
+    def _rows(self) -> dict[str, Mapping[str, Any]]:
+        """Return the rows of the open calls that have ended, by ref."""
+        opened, log = self._scope.open_calls, self._scope.calls
+        refs = {call.ref for call in opened.calls}
+        numbered = [(opened.ref_of(row, n), n) for n, row in enumerate(raw_items(log))]
+        return {ref: log[n] for ref, n in numbered if ref is not None and ref in refs}
 
 
 def _check_parallel(parallel: bool | int) -> None:

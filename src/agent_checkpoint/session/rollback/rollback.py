@@ -29,7 +29,9 @@ from agent_checkpoint.manager.checkpoint_parts import restore_parts
 from agent_checkpoint.options import RollbackEffects
 from agent_checkpoint.records import Checkpoint, Draft, Kind, draft_from, short_repr
 from agent_checkpoint.session.agent_scope import (
+    MESSAGES,
     MODEL_CALLS,
+    OPEN_CALLS,
     SUBAGENTS,
     is_within,
     path_of_place,
@@ -37,6 +39,7 @@ from agent_checkpoint.session.agent_scope import (
     split_part,
 )
 from agent_checkpoint.session.effects.approvals import void_requests
+from agent_checkpoint.session.open_calls import OpenCalls
 from agent_checkpoint.session.rollback.rollback_report import (
     RollbackReport,
     compensated_notice,
@@ -300,6 +303,9 @@ class Rollback:
             if self._is_whole(scope.path) and name not in self._target.parts:
                 scope.model_calls.truncate(0)  # the target is older than the first call
             scope.counted_model_calls = len(scope.model_calls)
+            name = qualified_part(scope.path, OPEN_CALLS)
+            if name not in self._target.parts and self._removes(name):
+                scope.open_calls.become(OpenCalls())
             if not scope.is_lost:
                 scope.after_restore()
 
@@ -377,7 +383,9 @@ class Rollback:
 
     def _removes(self, name: str) -> bool:
         """Return whether to remove a part of the head that the target does not have."""
-        path = split_part(name)[0]
+        path, last = split_part(name)
+        if last == OPEN_CALLS and qualified_part(path, MESSAGES) in self._names:
+            return True
         return bool(path) and any(is_within(path, outer) for outer in self._subagents)
 
     def _is_of_others(self, name: str) -> bool:
@@ -468,6 +476,9 @@ def _selected_parts(target: Checkpoint, parts: Iterable[str] | None) -> tuple[li
         is_subagent = name not in available and name.startswith(SUBAGENTS) and bool(inside)
         names += inside if is_subagent else [name]
         paths += [name[len(SUBAGENTS) :]] if is_subagent else []
+        path, last = split_part(name)
+        opened = qualified_part(path, OPEN_CALLS)
+        names += [opened] if last == MESSAGES and opened in available else []  # they end with them
     missing = [name for name in names if name not in available]
     if not names:
         raise InvalidInputError(

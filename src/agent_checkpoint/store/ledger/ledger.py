@@ -140,6 +140,11 @@ class Ledger:
         with self._lock:
             return list(self.state.effects_of.get(identity, {}).values())
 
+    def effects_of_call(self, call_ref: str) -> list[Effect]:
+        """Return the effects that a call of a model has started, in order."""
+        with self._lock:
+            return list(self.state.effects_of_call.get(call_ref, {}).values())
+
     def all_effects(self) -> list[Effect]:
         """Return all effects, in order of their start. Thread-safe."""
         with self._lock:

@@ -113,7 +113,7 @@ _ABOUT_REQUEST: Rules = {"ts_ns": _is_time, "request": _is_text}
 _CALL: Rules = {
     "ts_ns": _is_time,
     **dict.fromkeys(("session", "tool", "module", "identity", "digest", "at", "words"), _is_text),
-    **dict.fromkeys(("task", "part", "call_id", "subagent"), _is_text_or_none),
+    **dict.fromkeys(("task", "part", "call_id", "call_ref", "subagent"), _is_text_or_none),
 }
 _RULES: dict[str, Rules] = {
     "epoch": {"ts_ns": _is_time, "session": _is_text, "epoch": _is_count},
@@ -125,6 +125,7 @@ _RULES: dict[str, Rules] = {
         "epoch": _is_count,
         "generation": _is_count,
         "request": _is_text_or_none,
+        "number": lambda value: value is None or _is_count(value),
     },
     "committed": {**_ABOUT_EFFECT, "described": lambda value: value is None or _is_bool(value)},
     "failed": {**_ABOUT_EFFECT, "note": _is_text},

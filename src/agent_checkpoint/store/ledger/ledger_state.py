@@ -80,8 +80,12 @@ class Effect(_Call):
     """The part of the session whose method the tool is; None if the tool is not a method."""
     call_id: str | None = None
     """The id of the call in the model's message, if the session ran it from there."""
+    call_ref: str | None = None
+    """The identity of such a call; see `session/open_calls.py`."""
     subagent: str | None = None
     """The path of the sub-agent that made the call; None for the session's own agent."""
+    number: int | None = None
+    """The call number in the identity, if the call has no idempotency key."""
     is_late: bool = False
     """Whether `committed` was recorded after the effect had been recorded as failed."""
 
@@ -107,6 +111,7 @@ class ApprovalRequest(_Call):
     """The reason why the request was denied, is void, or is unreadable."""
     part: str | None = None
     call_id: str | None = None
+    call_ref: str | None = None
     subagent: str | None = None
     answer_seq: int = 0
     """The number of the record with the answer; another answer has another number."""
@@ -166,6 +171,8 @@ class LedgerState:
     finished: set[str] = field(default_factory=set)
     effects_of: dict[str, dict[str, Effect]] = field(default_factory=dict)
     """The effects with an idempotency key (`identity`), by id, in order of their start."""
+    effects_of_call: dict[str, dict[str, Effect]] = field(default_factory=dict)
+    """The effects that a call of a model (`call_ref`) has started, by id, in order."""
     requests_of: dict[str, dict[str, ApprovalRequest]] = field(default_factory=dict)
     """The approval requests with an idempotency key (`identity`), by id, oldest first."""
     digests: set[str] = field(default_factory=set)
@@ -213,6 +220,8 @@ class LedgerState:
         effect = self.effects.setdefault(effect.id, effect)
         for name in {effect.identity, effect.also or effect.identity}:
             self.effects_of.setdefault(name, {})[effect.id] = effect
+        if effect.call_ref is not None:
+            self.effects_of_call.setdefault(effect.call_ref, {})[effect.id] = effect
         self._add_digest(effect.digest)
 
     def _add_request(self, request: ApprovalRequest) -> None:
@@ -235,6 +244,7 @@ class LedgerState:
             kind=record["kind"],
             also=record.get("also"),
             generation=record["generation"],
+            number=record.get("number"),
             **_call(seq, record),
         )
         self._add_effect(effect)
@@ -323,7 +333,7 @@ _PURGED = "its arguments were purged"
 def _call(seq: int, record: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that `Effect` and `ApprovalRequest` have in common."""
     texts = ("session", "tool", "module", "identity", "digest", "at", "words")
-    names = (*texts, "task", "part", "call_id", "subagent")
+    names = (*texts, "task", "part", "call_id", "call_ref", "subagent")
     members = {name: record.get(name) for name in names}
     return {**members, "seq": seq, "ts": record["ts_ns"] / 1e9, "parts": dict(record["parts"])}
 

@@ -99,7 +99,6 @@ def test_the_message_is_appended_once(memory, provider):
         session.messages.append(USER[provider])
         session.run_tools(message, TOOLS)
         after = list(session.messages)
-        assert session.run_tools(message, TOOLS) == []
         assert session.run_tools(session.messages, TOOLS) == []
         assert list(session.messages) == after
         assert transcripts.check(after, provider=provider) == []

@@ -1,0 +1,107 @@
+"""The tool calls of a model whose results are not in the conversation yet; a part of a session.
+
+Owns the identity of such a call, its `ref`: the rows of `session.calls` and the ledger records of
+the call have it. The ids of a model are names only: some servers repeat them or send none.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from agent_checkpoint.errors import StateMismatchError
+
+
+class OpenCall(NamedTuple):
+    """A call in the model's last turn."""
+
+    ref: str
+    """Unique in the session and its forks."""
+    id: str
+    """The id in the model's message; `#N` if the Nth call has none, or that of an earlier one."""
+    digest: str
+    """A hash of id, tool and arguments: a call that was edited is another call."""
+
+
+class Before(NamedTuple):
+    """How a version without refs knew the calls of a message: by what came after a position."""
+
+    calls: int
+    """The number of rows before."""
+    ledger: int
+    """The last ledger record before."""
+    digest: str
+    """A hash of all calls."""
+
+
+@dataclass
+class OpenCalls:
+    """The open calls of one agent; a Stateful."""
+
+    calls: Sequence[OpenCall] = ()
+    at: int = 0
+    """The index of the message with the first of them."""
+    before: Before | None = None
+    """Set for calls that a version without refs had begun; their refs are their ids."""
+
+    def __bool__(self) -> bool:
+        return bool(self.calls)
+
+    def become(self, other: OpenCalls) -> None:
+        """Take over all fields of other open calls."""
+        vars(self).update(vars(other))
+
+    def find(self, call_id: str) -> OpenCall | None:
+        """Return the call with an id."""
+        return next((call for call in self.calls if call.id == call_id), None)
+
+    def ref_of(self, row: dict[str, Any], number: int) -> str | None:
+        """Return the ref of the call that a row of the list of calls belongs to."""
+        ref = row.get("call_ref")
+        if ref is None and self.before is not None and number >= self.before.calls:
+            ref = row.get("call_id")
+        return ref if isinstance(ref, str) else None
+
+    def renewed(self, ids: Sequence[str], digests: Sequence[str], at: int) -> OpenCalls:
+        """Return the open calls of a turn: those with the same digest keep their refs."""
+        left, calls = list(self.calls), []
+        for call_id, digest in zip(ids, digests):
+            known = next((call for call in left if call.digest == digest), None)
+            if known is not None:
+                left.remove(known)
+            ref = secrets.token_hex(6) if known is None else known.ref
+            calls.append(OpenCall(ref, call_id, digest))
+        return OpenCalls(calls, at, self.before)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the fields; empty without calls."""
+        if not self.calls:
+            return {}
+        state: dict[str, Any] = {"calls": [list(call) for call in self.calls], "at": self.at}
+        return state if self.before is None else {**state, "before": list(self.before)}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Load the fields: anyone who can write a checkpoint can write them.
+
+        Raises:
+            StateMismatchError: the state is not that of open calls.
+        """
+        try:
+            rows, at, before = state.get("calls", []), state.get("at", 0), state.get("before")
+            calls = [OpenCall(*_checked(row, str, str, str)) for row in rows]
+            _checked([at], int)
+            known = None if before is None else Before(*_checked(before, int, int, str))
+        except (AttributeError, TypeError, ValueError):
+            raise StateMismatchError("The state is not that of open tool calls.") from None
+        self.become(OpenCalls(calls, at, known))
+
+
+def _checked(row: Any, *types: type) -> list[Any]:
+    """Return a row of values of these types. Raises ValueError."""
+    if not isinstance(row, list) or list(map(type, row)) != list(types):
+        raise ValueError("not such a row")
+    if any(type(value) is int and not 0 <= value < 2**63 for value in row):
+        raise ValueError("not a count")
+    return row
