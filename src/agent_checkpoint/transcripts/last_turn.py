@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.transcripts.dialect import Answer, Dialect
 from agent_checkpoint.transcripts.draft import Block, Message
+from agent_checkpoint.transcripts.fields import plain
 
 
 class LastTurn:
     """The messages of the model at the end of a conversation, and the results after them."""
 
-    def __init__(self, messages: Sequence[Any], dialect: Dialect) -> None:
+    def __init__(
+        self,
+        messages: Sequence[Any],
+        dialect: Dialect,
+        redact: Callable[[Any], Any] | None = None,
+    ) -> None:
         """Read the end of a conversation.
+
+        Args:
+            messages: the conversation.
+            dialect: the API.
+            redact: returns plain data as it is saved; digests are of that.
 
         Raises:
             InvalidInputError: a message is not one of this provider.
         """
         self._dialect = dialect
+        self._redact = redact
         self.messages: list[Message] = []
         self.results: list[Block] = []
         for index in reversed(range(len(messages))):
@@ -51,6 +64,15 @@ class LastTurn:
 
     def digest(self, *calls: Block) -> str:
         """Return a hash of calls, the same for every form of writing their arguments."""
+        if self._redact is not None:
+            calls = tuple(
+                replace(
+                    call,
+                    source=self._redact(plain(call.source)),
+                    mended=self._redact(plain(call.mended)),
+                )
+                for call in calls
+            )
         return self._dialect.digest(*calls)
 
     def calls_in(self, source: Any) -> list[Block]:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
+from agent_checkpoint.core.codec.redacted_tree import redact_tree
 from agent_checkpoint.core.log import raw_items
 from agent_checkpoint.errors import (
     ApprovalDeniedError,
@@ -204,7 +205,7 @@ class ToolCalls:
             )
         dialect, known = dialect_for(name), toolbox(tools)
         is_new = self._append(message, dialect)
-        turn = LastTurn(self._scope.messages, dialect)
+        turn = self._last_turn(dialect)
         if message is not self._scope.messages and dialect.is_cut_off(plain(message)):
             turn.mark_cut_off()
         before = {call.ref for call in self._scope.open_calls.calls}
@@ -232,7 +233,7 @@ class ToolCalls:
         if message is None or isinstance(message, (str, bytes, int, float)):
             raise InvalidInputError(f"{_EXPECTED}, not {short_repr(message)}.")
         reply = [] if message is messages else dialect.reply(message)
-        turn = LastTurn(messages, dialect)
+        turn = self._last_turn(dialect)
         # A reply may repeat a turn that has its results: ids of calls are not unique.
         if not reply or (not turn.results and turn.ends_with(reply)):
             return False
@@ -520,6 +521,11 @@ class ToolCalls:
         return next(filter(self._state.effects.is_ours, reversed(found)), None)
 
     # -- the open calls --------------------------------------------------------------------------
+
+    def _last_turn(self, dialect: Dialect) -> LastTurn:
+        redactor = self._state.manager.policy.redactor
+        redact = None if redactor is None else lambda source: redact_tree(source, redactor)[0]
+        return LastTurn(self._scope.messages, dialect, redact)
 
     def _open(self, turn: LastTurn, *, is_new: bool) -> OpenCalls:
         """Make the calls of a turn the open ones, if any has no result; return them."""
