@@ -1,4 +1,9 @@
-"""Agent loops that are killed at random points: every call takes effect once, whatever happens."""
+"""Agent loops that are killed at random points: every call takes effect once, whatever happens.
+
+Ids and arguments of calls may be equal, in one message and in several, and calls that have not been
+made are edited after a restart. Each result names its call, so a result that went to another call
+is seen.
+"""
 
 import tempfile
 from collections import Counter
@@ -14,21 +19,25 @@ from tests.unit.session.loop.replies import PROVIDERS, USER, reply, results
 from tests.unit.session.stores import Killed, killed
 
 NAMES = ["write", "post", "blind_post", "put", "look", "fail"]
-turns = st.lists(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4), min_size=1, max_size=2)
+turns = st.lists(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4), min_size=1, max_size=3)
 kills = st.lists(
     st.tuples(st.sampled_from(["before", "after", "save", "saved"]), st.integers(0, 6)), max_size=4
 )
 
 
 class World:
-    """What the tools change, and the point at which the process is killed next."""
+    """What the model says, what the tools change, and when the process is killed next."""
 
-    def __init__(self, place, plan):
+    def __init__(self, place, plan, edits):
         self.lines = place / "lines"
         self.posts = Counter()
         self.blind = Counter()
-        self.puts = {}
+        self.puts = Counter()
+        self.looks = count()
         self.plan = list(plan)
+        self.edits = list(edits)
+        self.calls = []
+        """The calls of the last turn."""
         self.lock = Lock()
         self.next_run()
 
@@ -56,32 +65,32 @@ class World:
             def change():
                 with self.lines.open("a") as file:
                     file.write(f"{n}\n")
-                return f"wrote {n}"
+                return f"wrote {n} in line {len(self.lines.read_text().splitlines())}"
 
             return step(change)
 
         def fail(n):
             step(lambda: None)
-            raise ValueError(f"no {n}")
+            raise ValueError(f"no {n}, try {next(self.looks)}")
 
         @tool(effect="read")
         def look(n):
-            return step(lambda: f"saw {n}")
+            return step(lambda: f"saw {n}, look {next(self.looks)}")
 
-        def found(effect):
-            return "posted" if effect.key in self.posts else None
+        def found(n, effect):
+            return f"posted {n} as {effect.key}" if effect.key in self.posts else None
 
         @tool(effect="irreversible", verify=found)
         def post(n, *, effect):
-            return step(lambda: self.posts.update([effect.key]) or "posted")
+            return step(lambda: self.posts.update([effect.key]) or found(n, effect))
 
         @tool(effect="irreversible", key=lambda n: n)
         def blind_post(n):
-            return step(lambda: self.blind.update([n]) or "posted blindly")
+            return step(lambda: self.blind.update([n]) or f"posted {n} blindly")
 
         @tool(effect="idempotent")
         def put(n, *, effect):
-            return step(lambda: self.puts.update({effect.key: n}) or "put")
+            return step(lambda: self.puts.update([effect.key]) or f"put {n} at {effect.key}")
 
         return [write, post, blind_post, put, look, fail]
 
@@ -99,11 +108,35 @@ def watch(session, world):
     session._state.save, session._state.asave = save, areal
 
 
-def run(session, world, batches, provider, parallel, ids):
+def message(provider, calls, ids):
+    """Return a message of the model; `ids` of calls: their own, repeated in each turn, none."""
+    names = [f"call_{n}" if ids == "repeated" else call_id for n, (call_id, *_) in enumerate(calls)]
+    said = reply(provider, *((name, *call[1:]) for name, call in zip(names, calls)))
+    for part in said["parts"][1:] if ids == "none" else ():
+        del part["function_call"]["id"]
+    return said
+
+
+def edit_the_last_call(session, world, provider, ids):
+    """Change the arguments of the last open call, unless it has changed something."""
+    *others, (call_id, name, arguments) = world.calls
+    shown = {"none": f"#{len(others)}", "repeated": f"call_{len(others)}", "own": call_id}[ids]
+    outcome = session.call_outcome(shown)
+    if outcome is not None and (outcome.status == "not-done" or name in ("look", "fail")):
+        world.calls = [*others, (call_id, name, {"n": f"{arguments['n']}*"})]
+        said = message(provider, world.calls, ids)
+        said = said if isinstance(said, list) else [said]
+        session.messages.truncate(len(session.messages) - len(said))
+        session.messages.extend(said)
+
+
+def run(session, world, batches, provider, parallel, ids, is_equal):
     """Run the loop, as the how-to page has it."""
     tools = world.tools()
     if not session.messages:
         session.messages.append(USER[provider])
+    if world.calls and world.edits and world.edits.pop():
+        edit_the_last_call(session, world, provider, ids)
     session.run_tools(session.messages, tools, parallel=parallel)
     while True:
         done = len(results(session.messages))
@@ -112,68 +145,77 @@ def run(session, world, batches, provider, parallel, ids):
         )
         if turn == len(batches):
             return
-        calls = [
-            (f"c{next(ids)}", name, {"n": f"{turn}.{place}"})
+        world.calls = [
+            (f"c{turn}{place}", name, {"n": "0.0" if is_equal else f"{turn}.{place}"})
             for place, name in enumerate(batches[turn])
         ]
-        session.run_tools(reply(provider, *calls), tools, parallel=parallel)
-
-
-EXPECTED = {
-    "write": "wrote",
-    "post": "posted",
-    "put": "put",
-    "look": "saw",
-    "fail": "ValueError: no",
-}
+        session.run_tools(message(provider, world.calls, ids), tools, parallel=parallel)
 
 
 @settings(
-    max_examples=40,
+    max_examples=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(
     batches=turns,
     plan=kills,
+    edits=st.lists(st.booleans(), max_size=4),
     provider=st.sampled_from(PROVIDERS),
     parallel=st.sampled_from([False, True, 2]),
+    ids=st.sampled_from(["own", "repeated", "none"]),
+    is_equal=st.booleans(),
 )
-def test_every_call_takes_effect_once(batches, plan, provider, parallel):
+def test_every_call_takes_effect_once(batches, plan, edits, provider, parallel, ids, is_equal):
+    provider = "gemini" if ids == "none" else provider
     with tempfile.TemporaryDirectory() as name:
         place = Path(name, "work")
         place.mkdir()
-        world, manager, ids = World(place, plan), CheckpointManager(), count()
+        world, manager = World(place, plan, edits), CheckpointManager()
         options = {"provider": provider, "workspace": place, "on_drift": "restore"}
         is_done = False
         while not is_done:
             with killed("job", manager, **options) as session:
                 watch(session, world)
-                run(session, world, batches, provider, parallel, ids)
+                run(session, world, batches, provider, parallel, ids, is_equal)
                 is_done = True
             world.next_run()
-        check(session, world, batches, provider)
+        check(session, world, provider, ids)
         session.close()
 
 
-def check(session, world, batches, provider):
-    wanted = [
-        (call, f"{turn}.{n}") for turn, calls in enumerate(batches) for n, call in enumerate(calls)
+def check(session, world, provider, ids):
+    """Check the results by the calls of the conversation, and what the calls have done."""
+    dialect = transcripts.dialect_for(provider)
+    blocks = [block for one in session.messages for block in dialect.read(one, 0).blocks]
+    calls = [
+        (block.name, dialect.arguments(block)["n"]) for block in blocks if block.kind == "call"
     ]
+    problems = transcripts.check(session.messages, provider=provider)
+    assert {problem.code for problem in problems} <= ({"duplicate-id"} if ids != "own" else set())
+    told = [
+        result.get("error") if isinstance(result, dict) else result
+        for _, result in results(session.messages)
+    ]
+    assert len(told) == len(calls)
+    made = [(name, n) for name, n in calls if name != "blind_post"]
     lines = world.lines.read_text().split() if world.lines.exists() else []
-    assert sorted(lines) == sorted(n for call, n in wanted if call == "write")
-    assert len(world.posts) == sum(call == "post" for call, _ in wanted)
+    assert sorted(lines) == sorted(n for name, n in made if name == "write")
+    assert len(world.posts) == sum(name == "post" for name, _ in made)
+    assert len(world.puts) == sum(name == "put" for name, _ in made)
     assert set(world.posts.values()) <= {1}
-    assert sorted(world.puts.values()) == sorted(n for call, n in wanted if call == "put")
-    assert transcripts.check(session.messages, provider=provider) == []
-    told = results(session.messages)
-    assert len(told) == len(wanted)
-    for (call, n), (_, result) in zip(wanted, told):
-        text = result.get("error") if isinstance(result, dict) else result
-        if call == "blind_post":
-            assert world.blind[n] <= 1
-            assert ("outcome is unknown" in text) or (text == "posted blindly" and world.blind[n])
+    assert set(world.blind.values()) <= {1}
+    begins = {"write": "wrote {} ", "post": "posted {} ", "put": "put {} ", "look": "saw {},"}
+    begins["fail"] = "ValueError: no {},"
+    for (name, n), text in zip(calls, told):
+        if name == "blind_post":
+            assert "outcome is unknown" in text or (text, world.blind[n]) == (
+                f"posted {n} blindly",
+                1,
+            )
         else:
-            assert text.startswith(EXPECTED[call])
-    rows = [row for row in session.calls if "call_id" in row]
-    assert len({row["call_id"] for row in rows}) == len(rows)
+            assert text.startswith(begins[name].format(n))
+    others = [text for (name, _), text in zip(calls, told) if name != "blind_post"]
+    assert len(set(others)) == len(others)  # each call has its own result
+    refs = [row["call_ref"] for row in session.calls if "call_ref" in row]
+    assert len(set(refs)) == len(refs)

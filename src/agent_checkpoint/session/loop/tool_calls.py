@@ -301,7 +301,7 @@ class ToolCalls:
         return is_last and len(found.tool.signature.parameters) > len(found.owner)
 
     def _end(self, run: _Run) -> list[Any]:
-        """Append the results, and close the batch."""
+        """Append the results: no call is open any more."""
         if run.suspended is not None:
             raise run.suspended
         answers = [(block, answer_for(run.outcomes[call])) for call, block in run.calls.items()]

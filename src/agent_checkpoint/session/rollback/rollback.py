@@ -378,7 +378,7 @@ class Rollback:
         return self._all_parts or any(is_within(path, outer) for outer in self._subagents)
 
     def _rewinds_calls(self, path: str) -> bool:
-        """Return whether the calls of an agent are rolled back, to which its open batch belongs."""
+        """Return whether the calls of an agent are rolled back."""
         return self._is_whole(path) or qualified_part(path, "calls") in self._names
 
     def _removes(self, name: str) -> bool:

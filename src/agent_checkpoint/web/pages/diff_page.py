@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from agent_checkpoint.errors import NotFoundError
 from agent_checkpoint.records import Checkpoint
+from agent_checkpoint.session.agent_scope import OPEN_CALLS
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.web.diff.line_matching import DiffBudget
 from agent_checkpoint.web.diff.side_by_side import Sides, lines_of, side_by_side
@@ -49,7 +50,7 @@ def diff_page(site: Site, request: Request) -> Response:
     before = site.find(required(params, "a"))
     after = site.find(required(params, "b"))
     names = dict.fromkeys([*before.parts, *after.parts])
-    parts = [name for name in names if name not in (FILES, SESSION_PART)]
+    parts = [name for name in names if name not in (FILES, SESSION_PART, OPEN_CALLS)]
     reader = StateReader(site.store.backend)
     budget = DiffBudget()
     changes: list[StateChange] = []

@@ -16,7 +16,7 @@ from starlette.responses import RedirectResponse, Response
 from agent_checkpoint.errors import ConflictError, RollbackRefusedError
 from agent_checkpoint.options import RollbackEffects
 from agent_checkpoint.records import Checkpoint
-from agent_checkpoint.session.agent_scope import part_groups
+from agent_checkpoint.session.agent_scope import OPEN_CALLS, part_groups
 from agent_checkpoint.session.rollback.rollback_preview import Preview, preview_rollback
 from agent_checkpoint.session.rollback.rollback_report import RollbackReport
 from agent_checkpoint.session.session import Session
@@ -196,7 +196,7 @@ def _page(
         head=site.store.head(key),
         report=report,
         step=step,
-        parts=part_groups(part for part in target.parts if part != SESSION_PART),
+        parts=part_groups(part for part in target.parts if part not in (SESSION_PART, OPEN_CALLS)),
         files=_file_changes(report),
         **values,
     )

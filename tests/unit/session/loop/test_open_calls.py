@@ -359,6 +359,17 @@ def test_a_trimmed_conversation_still_ends_with_its_open_calls(memory):
         assert _made == [1]
 
 
+def test_a_reply_in_place_of_an_equal_one_that_was_removed_is_new(memory):
+    message = without_ids(reply("gemini", ("", "poll", {}), ("", "release", {"version": 1})))
+    with Session("job", store=memory, provider="gemini") as session:
+        session.messages.append(USER["gemini"])
+        for _ in range(2):
+            session.messages.truncate(1)
+            with pytest.raises(Suspended):
+                session.run_tools(message, TOOLS)
+        assert _made == ["poll", "poll"]
+
+
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_the_same_reply_object_is_a_new_reply_after_its_results(memory, provider):
     """A client that caches, or a scripted model, returns one object again and again."""
