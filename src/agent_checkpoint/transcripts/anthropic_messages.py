@@ -17,7 +17,7 @@ from agent_checkpoint.transcripts.dialect import (
     listed,
 )
 from agent_checkpoint.transcripts.draft import Block, Draft, Fault, Message, Role
-from agent_checkpoint.transcripts.fields import get, rewritten
+from agent_checkpoint.transcripts.fields import fields, get, rewritten
 
 _ROLES: dict[str, Role] = {"user": "user", "assistant": "model", "system": "system"}
 _CUT_OFF = (None, "max_tokens", "model_context_window_exceeded")
@@ -125,7 +125,7 @@ class AnthropicMessages(Dialect):
 
     def is_cut_off(self, reply: Any) -> bool:
         """Whether a message ended at a limit, or is a snapshot of a stream: without a reason."""
-        return isinstance(reply, dict) and reply.get("stop_reason", "") in _CUT_OFF
+        return fields(reply).get("stop_reason", "") in _CUT_OFF
 
     def reply(self, source: Any) -> list[Any]:
         """Return the message of a reply, without the fields that are not sent back."""

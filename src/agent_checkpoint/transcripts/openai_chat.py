@@ -97,7 +97,7 @@ class OpenAIChat(Dialect):
     def is_cut_off(self, reply: Any) -> bool:
         """Whether a completion ended at a limit, or is a snapshot of a stream: without a reason."""
         choices = get(reply, "choices") or [{}]
-        return choices[0].get("finish_reason", "") in _CUT_OFF
+        return fields(choices[0]).get("finish_reason", "") in _CUT_OFF
 
     def reply(self, source: Any) -> list[Any]:
         """Return the message of a completion, or messages."""
