@@ -43,8 +43,8 @@ class World:
         self.serial = count()
         self.plan = list(plan)
         self.edits = list(edits)
-        self.calls = []
-        """The calls of the last turn."""
+        self.turns = []
+        """The calls of each turn."""
         self.lock = Lock()
         self.next_run()
 
@@ -136,19 +136,21 @@ def message(provider, calls, ids):
 
 def edit_the_last_call(session, world, provider, ids):
     """Change the arguments of the last open call, unless it has changed something."""
-    *others, (call_id, name, arguments) = world.calls
-    before = message(provider, world.calls, ids)
-    before = before if isinstance(before, list) else [before]
-    start = len(session.messages) - len(before)
+    for calls in reversed(world.turns):
+        said = message(provider, calls, ids)
+        said = said if isinstance(said, list) else [said]
+        start = len(session.messages) - len(said)
+        if session.messages[start:] == said:
+            break
+    else:
+        return
+    *others, (call_id, name, arguments) = calls
     shown = {"none": f"#{len(others)}", "repeated": f"call_{len(others)}", "own": call_id}[ids]
-    outcome = session.call_outcome(shown)
-    if outcome is None or session.messages[start:] != before:
-        return  # the reply was not saved
-    if outcome.status == "not-done" or name in ("look", "fail"):
-        world.calls = [*others, (call_id, name, {"n": f"{arguments['n']}*"})]
-        after = message(provider, world.calls, ids)
+    if session.call_outcome(shown).status == "not-done" or name in ("look", "fail"):
+        world.turns.append([*others, (call_id, name, {"n": f"{arguments['n']}*"})])
+        said = message(provider, world.turns[-1], ids)
         session.messages.truncate(start)
-        session.messages.extend(after if isinstance(after, list) else [after])
+        session.messages.extend(said if isinstance(said, list) else [said])
 
 
 def run(session, world, batches, provider, parallel, ids, equal):
@@ -156,7 +158,7 @@ def run(session, world, batches, provider, parallel, ids, equal):
     tools = world.tools()
     if not session.messages:
         session.messages.append(USER[provider])
-    if world.calls and world.edits and world.edits.pop():
+    if world.edits and world.edits.pop():
         edit_the_last_call(session, world, provider, ids)
     session.run_tools(session.messages, tools, parallel=parallel)
     while True:
@@ -167,11 +169,12 @@ def run(session, world, batches, provider, parallel, ids, equal):
         if turn == len(batches):
             return
         asked = 0 if equal == "all" else next(world.asked)  # the model repeats nothing exactly
-        world.calls = [
+        calls = [
             (f"c{turn}{place}", name, {"n": f"{asked}.{place if equal == 'none' else 0}"})
             for place, name in enumerate(batches[turn])
         ]
-        session.run_tools(message(provider, world.calls, ids), tools, parallel=parallel)
+        world.turns.append(calls)
+        session.run_tools(message(provider, calls, ids), tools, parallel=parallel)
 
 
 @pytest.mark.slow

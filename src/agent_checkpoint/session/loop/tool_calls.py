@@ -210,10 +210,12 @@ class ToolCalls:
             turn.mark_cut_off()
         before = {call.ref for call in self._scope.open_calls.calls}
         opened = self._open(turn, is_new=is_new)
+        if before.isdisjoint(call.ref for call in opened.calls):
+            self._unfinished.clear()  # calls that are not open any more
         open_blocks = turn.open_calls
         numbered = zip(opened.calls, turn.calls)
         run = _Run(turn, {call: block for call, block in numbered if block in open_blocks})
-        rows = self._rows()
+        rows = self._rows() if before else {}  # new calls have none
         for call, block in run.calls.items():
             if call.ref in rows:
                 run.outcomes[call] = self._recorded(rows[call.ref])

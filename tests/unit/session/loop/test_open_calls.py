@@ -329,6 +329,21 @@ def test_a_reply_after_an_interrupted_one_gets_its_own_results(memory, provider)
         assert transcripts.check(session.messages, provider=provider) == []
 
 
+def test_an_abandoned_call_is_not_taken_for_an_interrupted_one_later(memory):
+    """Otherwise closing the session would save nothing."""
+    with Session("job", store=memory, provider="openai") as session:
+        session.messages.append(USER["openai"])
+        with pytest.raises(KeyboardInterrupt):
+            session.run_tools(reply("openai", ("c1", "interrupt", {})), TOOLS)
+        assert session._state.is_interrupted
+        session.run_tools(reply("openai", ("c2", "double", {"n": 1})), TOOLS)
+        session._state.save, save = lambda **options: interrupt(), session._state.save
+        with pytest.raises(KeyboardInterrupt):  # between calls
+            session.run_tools(reply("openai", ("c3", "double", {"n": 2})), TOOLS)
+        session._state.save = save
+        assert not session._state.is_interrupted
+
+
 def test_a_turn_by_hand_after_an_abandoned_one_is_another_turn(memory):
     """The calls are equal and have no ids: only their place tells them apart."""
     calls = without_ids(reply("gemini", ("", "poll", {}), ("", "interrupt", {})))
