@@ -20,10 +20,14 @@ from tests.unit.session.loop.replies import PROVIDERS, USER, reply, results
 from tests.unit.session.stores import Killed, killed
 
 NAMES = ["write", "post", "blind_post", "put", "look", "fail", "mail"]
-turns = st.lists(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4), min_size=1, max_size=3)
-kills = st.lists(
-    st.tuples(st.sampled_from(["before", "after", "save", "saved"]), st.integers(0, 6)), max_size=4
+# Few tools in an example: equal calls are the hard ones.
+turns = st.lists(st.sampled_from(NAMES), min_size=1, max_size=2, unique=True).flatmap(
+    lambda names: st.lists(
+        st.lists(st.sampled_from(names), min_size=1, max_size=4), min_size=1, max_size=3
+    )
 )
+points = st.sampled_from(["before", "after", "save", "saved"])
+kills = st.lists(st.tuples(points, st.integers(0, 5)), min_size=1, max_size=4)
 
 
 DOUBT = "outcome is unknown"
