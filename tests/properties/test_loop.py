@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from agent_checkpoint import CheckpointManager, tool, transcripts
@@ -196,6 +196,9 @@ def run(session, world, batches, provider, parallel, ids, equal):
     ids=st.sampled_from(["own", "repeated", "none"]),
     equal=st.sampled_from(["none", "in a turn", "all"]),
 )
+@example([["mail", "mail", "mail"]], [("after", 0)], [], "openai", False, "own", "in a turn")
+@example([["mail", "mail", "mail"]], [("before", 1)], [], "openai", 2, "own", "in a turn")
+@example([["look"], ["look"]], [("saved", 1)], [True], "gemini", False, "none", "all")
 def test_every_call_takes_effect_once(batches, plan, edits, provider, parallel, ids, equal):
     provider = "gemini" if ids == "none" else provider
     with tempfile.TemporaryDirectory() as name:
