@@ -457,13 +457,16 @@ class ToolRunner:
             row["replayed"] = call.is_replay
         state = self._state
         with state.writer.lock:
+            state.running.remove(call)
+            if call.is_abandoned:
+                call.is_saved = False
+                return
             self._scope.calls.append(row)
             if "error" not in outcome and call.call_number is not None:
                 # The next checkpoint contains the result of this call.
                 state.record.counts.mark_used(*call.call_number)
-            state.running.remove(call)
             self._scope.finished_calls += 1
-        call.row = row
+            call.row = row
 
 
 def _add_note(error: BaseException, note: str) -> None:

@@ -83,6 +83,8 @@ class ToolCall:
     """The identity of such a call; see `session/open_calls.py`."""
     is_saved: bool = True
     """Whether a checkpoint follows the call, as `every` says."""
+    is_abandoned: bool = False
+    """Whether the session has gone on without the call: it leaves no row and no checkpoint."""
     row: dict[str, Any] | None = None
     """The row in the list of calls, once the call has ended."""
 

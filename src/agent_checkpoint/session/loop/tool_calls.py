@@ -140,7 +140,7 @@ class ToolCalls:
         self._is_running = False
         self._loaded = 0
         """How many messages were loaded from a checkpoint; the last may be part of a stream."""
-        self._unfinished: set[str] = set()
+        self._unfinished: dict[str, ToolCall] = {}
         """Calls that began in this process and have not ended, by ref: they were interrupted."""
 
     # -- run -------------------------------------------------------------------------------------
@@ -191,10 +191,23 @@ class ToolCalls:
                 yield
         except BaseException as error:
             is_stopped = not isinstance(error, (Exception, Suspended))
-            self._scope.is_interrupted = is_stopped and bool(self._unfinished)
+            self._scope.is_interrupted = is_stopped and self._abandon_unfinished()
             raise
         finally:
             self._is_running = False
+
+    def _abandon_unfinished(self) -> bool:
+        """Ignore what calls that are still running record later; return whether there are any.
+
+        Their rows would be taken for those of a later batch, which may have the same ids.
+        """
+        with self._state.writer.lock:
+            ended = [call_id for call_id, made in self._unfinished.items() if made.row is not None]
+            for call_id in ended:
+                del self._unfinished[call_id]
+            for made in self._unfinished.values():
+                made.is_abandoned = True
+        return bool(self._unfinished)
 
     def _begin(self, message: Any, tools: Tools, provider: Provider | None) -> _Run:
         """Append the message if it is new, and find the calls to make."""
@@ -288,7 +301,7 @@ class ToolCalls:
             is_doubtful = not (arguments or is_seen)
             if not block.complete or (is_doubtful and self._is_partial(run, block, known[name])):
                 error = _INCOMPLETE
-        self._unfinished.discard(call.ref)
+        self._unfinished.pop(call.ref, None)
         if error is None:
             run.to_make.append(_Call(call, name, arguments, known[name]))
         else:
@@ -348,13 +361,13 @@ class ToolCalls:
             yield None
             return
         made = ToolCall(tool, *bound, call_id=opened.id, call_ref=opened.ref, is_saved=is_saved)
-        self._unfinished.add(opened.ref)
+        self._unfinished[opened.ref] = made
         try:
             yield made
         except Suspended as suspended:
             run.suspended = run.suspended or suspended
         except Exception as error:
-            self._unfinished.discard(opened.ref)
+            self._unfinished.pop(opened.ref, None)
             if made.row is None and isinstance(error, EffectUnknownError):
                 # Not recorded: a person may record the outcome at any time. The hint is for people.
                 text = f"{error.with_hint()} {_BLOCKED}"
@@ -365,7 +378,7 @@ class ToolCalls:
                     self._state.save(label=f"denied: {call.name}")  # the answer is used up
             elif made.row is None or "error" not in made.row:  # the session failed, not the tool
                 raise
-        self._unfinished.discard(opened.ref)
+        self._unfinished.pop(opened.ref, None)
         if made.row is not None:
             run.outcomes[opened] = self._recorded(made.row)
 
@@ -420,10 +433,16 @@ class ToolCalls:
                 if label is not None:
                     await self._state.asave(label=label)
         finally:
-            for task in running:
-                task.cancel()
-            if running:
-                await asyncio.wait(running)
+            cancelled: asyncio.CancelledError | None = None
+            while not all(task.done() for task in running):  # also if it is cancelled again
+                for task in running:
+                    task.cancel()
+                try:
+                    await asyncio.wait(running)
+                except asyncio.CancelledError as error:
+                    cancelled = error
+            if cancelled is not None:
+                raise cancelled
 
     # -- outcomes --------------------------------------------------------------------------------
 

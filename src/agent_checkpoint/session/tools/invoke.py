@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -89,13 +89,15 @@ def awaitables_on_this_loop() -> Iterator[None]:
 def run_if_awaitable(value: Any) -> Any:
     """Return a value, or the result of an awaitable, run on the caller's event loop or a new one.
 
+    If the caller is interrupted, such as by Ctrl-C, the awaitable is cancelled and awaited first.
+
     Raises what the awaitable raises.
     """
     if not inspect.isawaitable(value):
         return value
     with block_forks():
         import asyncio
-        from threading import Thread
+        from threading import Event, Thread
 
     async def wait() -> Any:
         return await value
@@ -105,17 +107,37 @@ def run_if_awaitable(value: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(wait(), loop).result()
     results: list[Any] = []
     errors: list[BaseException] = []
+    cancels: list[Callable[[], Any]] = []
+    interrupted, ended = Event(), Event()
+
+    async def wait_in_task() -> Any:
+        task, here = asyncio.ensure_future(wait()), asyncio.get_running_loop()
+        cancels.append(lambda: here.call_soon_threadsafe(task.cancel))
+        if interrupted.is_set():  # before the line above
+            task.cancel()
+        return await task
 
     def run() -> None:
         try:
-            results.append(asyncio.run(wait()))
+            results.append(asyncio.run(wait_in_task()))
         except BaseException as error:
             errors.append(error)
+        finally:
+            ended.set()
 
     # In a new thread: the caller's may have a running loop. The context carries the session along.
     thread = Thread(target=copy_context().run, args=(run,))
-    thread.start()
-    thread.join()
+    try:
+        thread.start()
+        ended.wait()  # an interrupted join() takes the thread for ended
+    except BaseException:
+        interrupted.set()
+        for cancel in cancels:
+            with suppress(RuntimeError):  # the loop has ended
+                cancel()
+        if thread.ident is not None:
+            ended.wait()
+        raise
     if errors:
         raise errors[0]
     return results[0]

@@ -4,7 +4,10 @@ import asyncio
 import datetime
 import functools
 import json
+import signal
 import threading
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import PurePosixPath
@@ -570,6 +573,77 @@ def test_a_program_that_goes_on_after_an_interrupt_tells_the_model(memory):
         assert len(results(session.messages)) == 2
 
 
+def interrupt_main_thread():
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+def test_an_interrupt_cancels_the_coroutine_tool_that_runs(memory):
+    ended = []
+
+    async def slow():
+        try:
+            interrupt_main_thread()
+            await asyncio.sleep(20)
+        finally:
+            ended.append("cancelled")
+
+    message = reply(A, ("c1", "slow", {}))
+    with session_with(A, message, memory, provider=A) as session:
+        with pytest.raises(KeyboardInterrupt):
+            session.run_tools(message, [slow])
+        assert ended == ["cancelled"]
+        assert session._state.running == []
+        assert session.call_outcome("c1").status == "unknown"
+
+
+def test_a_coroutine_tool_that_ends_in_spite_of_an_interrupt_has_ended(memory):
+    async def stubborn():
+        interrupt_main_thread()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(20)
+        return "done"
+
+    message = reply(A, ("c1", "stubborn", {}))
+    session = session_with(A, message, memory, provider=A)
+    with pytest.raises(KeyboardInterrupt), session:
+        session.run_tools(message, [stubborn])
+    with Session("job", store=memory, provider=A) as session:
+        assert [row["result"] for row in session.calls] == ["done"]
+        session.run_tools(session.messages, {"stubborn": fails})
+        assert results(session.messages) == [("c1", "done")]
+
+
+def test_the_row_of_a_call_that_was_left_running_answers_no_other_call(memory):
+    """A second Ctrl-C leaves a tool behind that does not end."""
+    go_on = threading.Event()
+
+    async def stuck(n):
+        interrupt_main_thread()
+        try:
+            await asyncio.sleep(20)
+        except asyncio.CancelledError:
+            interrupt_main_thread()
+            await asyncio.to_thread(go_on.wait)
+            return "late"
+
+    def other(n):
+        go_on.set()
+        while session._state.in_flight != ["other"]:
+            time.sleep(0.001)
+        return "other"
+
+    message = reply("gemini", (None, "stuck", {"n": 1}))
+    with session_with("gemini", message, memory, provider="gemini") as session:
+        with pytest.raises(KeyboardInterrupt):
+            session.run_tools(message, [stuck])
+        assert session._state.in_flight == ["stuck"]
+        session.run_tools(message, [stuck])
+        session.messages.append(USER["gemini"])
+        session.run_tools(reply("gemini", (None, "other", {"n": 2})), [other])
+        assert results(session.messages)[-1] == (None, "other")
+        assert [row["tool"] for row in session.calls] == ["stuck", "other"]
+
+
 # -- external side effects -------------------------------------------------------------------------
 
 
@@ -992,6 +1066,34 @@ def test_a_cancelled_run_goes_on_later(memory):
     session.run_tools(message, tools)
     assert _made == [1]
     assert "interrupted" in results(session.messages)[1][1]
+
+
+def test_a_run_that_is_cancelled_twice_leaves_nothing_running(memory):
+    go_on = threading.Event()
+
+    def slow(n):
+        go_on.wait()
+        return double(n)
+
+    message = reply(A, ("c1", "slow", {"n": 1}), ("c2", "slow", {"n": 2}))
+
+    async def main(session):
+        running = asyncio.ensure_future(session.arun_tools(message, [slow], parallel=True))
+        while len(session._state.running) < 2:
+            await asyncio.sleep(0)
+        for _ in range(3):
+            running.cancel()
+            await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert session._state.running == []
+
+    session = session_with(A, message, memory, provider=A)
+    asyncio.run(main(session))
+    session.run_tools(message, [slow])
+    assert sorted(_made) == [1, 2]
+    assert results(session.messages) == [("c1", "2"), ("c2", "4")]
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
