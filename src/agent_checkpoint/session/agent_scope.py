@@ -104,7 +104,7 @@ class AgentScope:
     has_open_calls: bool = False
     """Whether the part `open_calls` exists; the first `run_tools` creates it."""
     counted_model_calls: int = 0
-    """How many model calls are in the metrics of checkpoints."""
+    """How many model calls were counted for the metrics of checkpoints."""
     is_interrupted: bool = False
     """Whether `run_tools` was interrupted during a call."""
     after_restore: Callable[[], None] = field(init=False)

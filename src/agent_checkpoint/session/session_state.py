@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import get_ident
@@ -13,7 +13,7 @@ from agent_checkpoint.errors import ConflictError, InvalidInputError
 from agent_checkpoint.manager.async_verbs import await_future
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.options import Every, Prices
-from agent_checkpoint.records import CheckpointKind, Draft, Kind, short_repr
+from agent_checkpoint.records import Checkpoint, CheckpointKind, Draft, Kind, short_repr
 from agent_checkpoint.session.agent_scope import (
     AGENT,
     CALLS,
@@ -81,6 +81,10 @@ class SessionState:
     """Open forks in this process; the references prevent garbage collection."""
     prices: Prices = field(default_factory=dict)
     """Prices of tokens, by model."""
+    unwritten_metrics: list[dict[str, float]] = field(default_factory=list)
+    """Metrics of model calls that no written checkpoint has: of new ones, and of failed saves."""
+    drafted_metrics: int = 0
+    """How many of these the last draft has."""
     keeps_directory: bool = True
     """Whether the directory is recorded, and used when the session is resumed."""
     is_open: bool = False
@@ -230,7 +234,9 @@ class SessionState:
             kind = Kind.IN_FLIGHT if record.in_flight else kind
         if kind in (Kind.SAVE, Kind.CLOSE, Kind.IN_FLIGHT, Kind.SAFETY):
             here = [scope for scope in self.scopes() if scope not in elsewhere]
-            options["metrics"] = {**_model_metrics(here), **(options.get("metrics") or {})}
+            self.unwritten_metrics.append(_model_metrics(here))
+            given, self.drafted_metrics = options.get("metrics"), len(self.unwritten_metrics)
+            options["metrics"] = {**_sum(list(self.unwritten_metrics)), **(given or {})}
         restarted = [
             qualified_part(scope.path, "")
             for scope in list(self.subagents.values())
@@ -262,12 +268,18 @@ class SessionState:
             draft = self.draft(**options)
             if if_changed and self.writer.is_repeated(draft):
                 return self.writer.head_id
-            saved = self.writer.write(draft)
+            saved = self.write(draft)
             for path, scope in list(self.subagents.items()):
                 scope.is_saved = True
                 if not scope.is_open:
                     del self.subagents[path]
             return saved.id
+
+    def write(self, draft: Draft) -> Checkpoint:
+        """Write the last draft. Raises the same errors as `CheckpointWriter.write`."""
+        saved = self.writer.write(draft)
+        del self.unwritten_metrics[: self.drafted_metrics]
+        return saved
 
     def follow_head(self) -> None:
         """Mark the sub-agents that are not running at the head, as after a rollback."""
@@ -285,6 +297,12 @@ class SessionState:
             if if_changed and self.writer.is_repeated(draft):
                 return self.writer.head_id
             future = self.writer.submit(draft)
+            # The next draft may be captured before this one is written.
+            metrics = _sum(self.unwritten_metrics[: self.drafted_metrics])
+            del self.unwritten_metrics[: self.drafted_metrics]
+        future.add_done_callback(
+            lambda done: self.unwritten_metrics.append(metrics) if done.exception() else None
+        )
         return await await_future(future)
 
     @contextmanager
@@ -301,15 +319,21 @@ class SessionState:
 
 
 def _model_metrics(scopes: Iterable[AgentScope]) -> dict[str, float]:
-    """Return tokens, cost and time of the model calls of agents since the last checkpoint."""
-    totals: dict[str, float] = {}
+    """Return tokens, cost and time of the model calls of agents since the last draft."""
+    found: list[dict[str, float]] = []
     for scope in scopes:
         rows = scope.model_calls[scope.counted_model_calls :]
         scope.counted_model_calls = len(scope.model_calls)
         for row in rows:
-            found = {f"{name}_tokens": count for name, count in row.get("tokens", {}).items()}
-            found["model_seconds"] = row["seconds"]
-            found.update({} if row.get("cost") is None else {"cost": row["cost"]})
-            for name, value in found.items():
-                totals[name] = totals.get(name, 0) + value
+            found.append({f"{name}_tokens": count for name, count in row.get("tokens", {}).items()})
+            found[-1]["model_seconds"] = row["seconds"]
+            found[-1].update({} if row.get("cost") is None else {"cost": row["cost"]})
+    return _sum(found)
+
+
+def _sum(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for row in metrics:
+        for name, value in row.items():
+            totals[name] = totals.get(name, 0) + value
     return totals

@@ -6,6 +6,7 @@ blocking I/O is moved off the event loop.
 
 from __future__ import annotations
 
+import inspect
 import time
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -16,6 +17,7 @@ from agent_checkpoint.errors import (
     ApprovalDeniedError,
     CheckpointError,
     ConflictError,
+    InvalidInputError,
     NotFoundError,
     Suspended,
 )
@@ -103,7 +105,10 @@ class ToolRunner:
         return await self.arun_call(ToolCall(tool, *tool.bind(args, kwargs)))
 
     async def arun_call(self, call: ToolCall) -> Any:
-        """Make a call of a coroutine tool. Raises the same errors as `run`."""
+        """Make a call from asyncio; a function blocks the event loop meanwhile.
+
+        Raises the same errors as `run`.
+        """
         try:
             if call.tool.is_external or call.tool.approve:
                 call.is_awaited = True
@@ -162,6 +167,9 @@ class ToolRunner:
         try:
             with nested_calls(self, call), self._measured(call):
                 result = call.tool.call(call.owner, call.arguments, call.context)
+                if call.is_from_record:  # such as that of a decorated coroutine function
+                    result = run_if_awaitable(result)
+                _check_finished(call.tool.name, result)
         except BaseException as error:
             try:
                 self._settle_failed(call, error)
@@ -181,7 +189,10 @@ class ToolRunner:
         stopped: BaseException | None = None
         try:
             with nested_calls(self, call), self._measured(call):
-                result = await call.tool.call(call.owner, call.arguments, call.context)
+                result = call.tool.call(call.owner, call.arguments, call.context)
+                if inspect.isawaitable(result):
+                    result = await result
+                _check_finished(call.tool.name, result)
         except Exception as error:
             try:
                 with awaitables_on_this_loop():  # verify= may await objects of it
@@ -467,6 +478,22 @@ class ToolRunner:
                 state.record.counts.mark_used(*call.call_number)
             self._scope.finished_calls += 1
             call.row = row
+
+
+def _check_finished(name: str, result: Any) -> None:
+    """Refuse a result that has not run yet. Raises InvalidInputError."""
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        what, advice = "an awaitable", "Declare the tool with async def."
+    elif inspect.isgenerator(result) or inspect.isasyncgen(result):
+        what, advice = "a generator", "Return a list."
+    else:
+        return
+    raise InvalidInputError(
+        f"{name} returned {what}, which has not run, so that its outcome cannot be recorded. "
+        f"{advice}"
+    )
 
 
 def _add_note(error: BaseException, note: str) -> None:

@@ -96,6 +96,11 @@ class ToolCall:
         return describe_call(self.tool.name, self.given, self.redactor)
 
     @property
+    def is_from_record(self) -> bool:
+        """Whether no Python code waits for the result: a model's call, or an approved request."""
+        return self.call_id is not None or self.request is not None
+
+    @property
     def members(self) -> dict[str, Any]:
         """The optional members of the call's ledger records."""
         found = {

@@ -36,7 +36,7 @@ from agent_checkpoint.session.open_calls import Before, OpenCall, OpenCalls
 from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.session.tool_runner import ToolRunner
 from agent_checkpoint.session.tools.call_arguments import as_json, describe_error, recordable
-from agent_checkpoint.session.tools.invoke import run_if_awaitable
+from agent_checkpoint.session.tools.invoke import awaitables_on_this_loop, run_if_awaitable
 from agent_checkpoint.store.ledger.ledger_state import COMMITTED, FAILED, UNDONE, Effect
 from agent_checkpoint.transcripts import dialect_for, repair
 from agent_checkpoint.transcripts.dialect import Dialect
@@ -142,6 +142,8 @@ class ToolCalls:
         """How many messages were loaded from a checkpoint; the last may be part of a stream."""
         self._unfinished: dict[str, ToolCall] = {}
         """Calls that began in this process and have not ended, by ref: they were interrupted."""
+        self._unsaved_reply = False
+        """Whether the save of the reply before its first call has failed, or is still to come."""
 
     # -- run -------------------------------------------------------------------------------------
 
@@ -154,6 +156,7 @@ class ToolCalls:
             run = self._begin(message, tools, provider)
             if run.label is not None:
                 self._state.save(label=run.label)
+                self._unsaved_reply = False
             if parallel is not False and len(run.to_make) > 1:
                 self._run_parallel(run, _workers(parallel))
             else:
@@ -170,6 +173,7 @@ class ToolCalls:
             run = self._begin(message, tools, provider)
             if run.label is not None:
                 await self._state.asave(label=run.label)
+                self._unsaved_reply = False
             if parallel is not False and len(run.to_make) > 1:
                 await self._arun_parallel(run, _workers(parallel))
             else:
@@ -236,8 +240,8 @@ class ToolCalls:
                 is_seen = call.ref in before
                 self._prepare(run, call, block, dialect, known, is_seen=is_seen)
         # The model's decision is durable before it takes effect.
-        every_call = self._state.every == "tool" and not is_nested(self._runner)
-        if every_call and (is_new or any(call.ref not in before for call in run.calls)):
+        self._unsaved_reply |= is_new or any(call.ref not in before for call in run.calls)
+        if self._unsaved_reply and self._state.every == "tool" and not is_nested(self._runner):
             names = ", ".join(str(block.name) for block in run.calls.values())
             run.label = _label([f"reply: {names}"]) if names else "reply"
         return run
@@ -338,12 +342,11 @@ class ToolCalls:
     async def _arun_one(self, run: _Run, call: _Call, *, is_saved: bool = True) -> None:
         """Make a call from asyncio; a function runs in a thread if other calls run meanwhile."""
         with self._outcome(run, call, is_saved) as made:
-            if made is not None and made.tool.is_async:
+            if made is not None and (made.tool.is_async or is_saved):
                 await self._runner.arun_call(made)
-            elif made is not None and is_saved:
-                self._runner.run_call(made)
             elif made is not None:
-                _, stopped = await run_to_completion(self._runner.run_call, made)
+                with awaitables_on_this_loop():
+                    _, stopped = await run_to_completion(self._runner.run_call, made)
                 if stopped is not None:
                     raise stopped
 
@@ -493,7 +496,7 @@ class ToolCalls:
         Raises StorageError.
         """
         self._unfinished.clear()
-        self._scope.is_interrupted = False
+        self._unsaved_reply = self._scope.is_interrupted = False
         self._take_over()
         self.repair_messages()
         self._loaded = len(self._scope.messages)

@@ -228,7 +228,7 @@ class Rollback:
         state = self._state
         with state.full_scan():
             draft = state.draft(kind=Kind.SAFETY)
-        saved = state.writer.write(draft)
+        saved = state.write(draft)
         self.report.safety_id = saved.id
         return saved
 

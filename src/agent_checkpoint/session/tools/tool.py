@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar, overload
 
@@ -15,7 +15,7 @@ from agent_checkpoint.options import check_option
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.session.current_session import current_session, open_sessions
 from agent_checkpoint.session.tools.effect_kinds import BEHAVIOURS, EffectBehaviour, EffectKind
-from agent_checkpoint.session.tools.invoke import OWNER_NAMES, run_if_awaitable, split_arguments
+from agent_checkpoint.session.tools.invoke import OWNER_NAMES, split_arguments
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -89,22 +89,6 @@ class Tool:
             named[EFFECT_PARAMETER] = effect
         args, kwargs = split_arguments(self.parameters, named)
         return self.function(*args, **kwargs)
-
-    def for_model(self) -> Tool:
-        """Return the tool for calls of a model, which needs a result and not an awaitable.
-
-        A function that is no coroutine function may return one, such as a decorated one: it is run.
-        The returned tool refuses a generator with InvalidInputError.
-        """
-        if self.is_async:
-            return self
-        function = self.function
-
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return _finished(self.name, function(*args, **kwargs))
-
-        return replace(self, function=call)
 
     def keyword_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments for `key=`, `verify=` and `undo=`, with `**kwargs` flattened."""
@@ -217,25 +201,12 @@ def tool(
             is_method=first in OWNER_NAMES and "." in _qualified_name(function),
             takes_effect=EFFECT_PARAMETER in parameters,
         )
-        # Who calls it directly gets what the function returns. A method is found by its one spec.
-        registered = spec if spec.is_method else spec.for_model()
-        _TOOLS[spec.name, spec.module] = registered
+        _TOOLS[spec.name, spec.module] = spec
         wrapper = _session_wrapper(spec)
-        wrapper.tool = registered
+        wrapper.tool = spec
         return wrapper
 
     return decorate if function is None else decorate(function)
-
-
-def _finished(tool_name: str, result: Any) -> Any:
-    if inspect.isawaitable(result):
-        return run_if_awaitable(result)
-    if inspect.isgenerator(result) or inspect.isasyncgen(result):
-        raise InvalidInputError(
-            f"{tool_name} returned a generator, which has not run and cannot be told to a model. "
-            "Return a list."
-        )
-    return result
 
 
 def local_tool(function: Callable[..., Any], name: str) -> Tool:
@@ -259,7 +230,7 @@ def local_tool(function: Callable[..., Any], name: str) -> Tool:
         signature=signature,
         is_method=False,
         takes_effect=False,
-    ).for_model()
+    )
 
 
 def default_name(function: Callable[..., Any]) -> str:

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from agent_checkpoint import CheckpointManager, Session
-from agent_checkpoint.errors import InvalidInputError, NotFoundError
+from agent_checkpoint.errors import InvalidInputError, NotFoundError, StorageError
+from agent_checkpoint.session.checkpoint_writer import CheckpointWriter
 from agent_checkpoint.session.loop.usage import tokens_in
 from tests.unit.session.stores import Killed, killed
 
@@ -256,6 +257,30 @@ def test_coroutines_need_amodel(memory):
         assert asyncio.run(session.amodel(asend, model="m")) is REPLY
         assert asyncio.run(session.amodel(send, model="m")) is REPLY
         assert len(session.model_calls) == 3
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("where", ["capture", "write"])
+def test_metrics_of_a_failed_save_are_in_the_next(memory, monkeypatch, is_async, where):
+    def fail(*_, **__):
+        raise StorageError("disk full")
+
+    def save():
+        return asyncio.run(session.asave()) if is_async else session.save()
+
+    with Session("job", store=memory) as session:
+        session.model(lambda **_: {"usage": {"input_tokens": 7, "output_tokens": 1}}, model="m")
+        with monkeypatch.context() as patch:
+            if where == "write":
+                patch.setattr(memory.store, "write", fail)
+            else:
+                patch.setattr(CheckpointWriter, "draft", fail)
+            with pytest.raises(StorageError):
+                save()
+        session.model(lambda **_: {"usage": {"input_tokens": 2, "output_tokens": 1}}, model="m")
+        for expected in (9, None):
+            save()
+            assert session.history(1)[0]["metrics"].get("input_tokens") == expected
 
 
 def test_the_checkpoint_has_the_metrics_of_its_step(memory):

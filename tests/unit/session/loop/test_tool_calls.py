@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from agent_checkpoint import Session, Suspended, tool, transcripts
-from agent_checkpoint.errors import ConflictError, InvalidInputError
+from agent_checkpoint.errors import ConflictError, InvalidInputError, StorageError
 from tests.agents import Agent
 from tests.unit.session.loop.replies import PROVIDERS, USER, reply, results, text_reply
 from tests.unit.session.stores import Killed, killed, manager_on
@@ -406,6 +406,35 @@ def test_a_failed_checkpoint_is_raised(memory):
         with pytest.raises(ConflictError):
             session.run_tools(message, [steal])
         session.close()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_reply_whose_save_failed_is_saved_before_the_first_call(memory, is_async, monkeypatch):
+    saved = []
+
+    def look():
+        saved.append(memory.history("job", 1)[0]["label"])
+
+    def run(session):
+        if is_async:
+            return asyncio.run(session.arun_tools(message, [look]))
+        return session.run_tools(message, [look])
+
+    message = reply(A, ("c1", "look", {}))
+    with Session("job", store=memory, provider=A) as session:
+        session.messages.append(USER[A])
+        with monkeypatch.context() as patch:
+            patch.setattr(memory.store, "write", failing)
+            with pytest.raises(StorageError):
+                run(session)
+        run(session)
+        assert saved == ["reply: look"]
+        run(session)
+        assert [row["label"] for row in session.history(2)] == ["look()", "reply: look"]
+
+
+def failing(*_, **__):
+    raise StorageError("disk full")
 
 
 def test_a_rollback_runs_the_calls_again(memory):
@@ -1068,6 +1097,38 @@ def test_a_cancelled_run_goes_on_later(memory):
     assert "interrupted" in results(session.messages)[1][1]
 
 
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("user_function", ["approve", "verify", "result"])
+def test_functions_of_a_tool_may_await_objects_of_the_loop(memory, user_function, parallel):
+    """A function in arun_tools must not keep the event loop from answering it."""
+
+    async def main():
+        answers = asyncio.Queue()
+
+        async def answer(*_, **__):
+            return await answers.get()
+
+        def work(n):
+            if user_function == "verify":
+                raise ValueError(n)
+            return answer() if user_function == "result" else n
+
+        options = {} if user_function == "result" else {user_function: answer}
+        tools = {"work": tool(effect="irreversible", **options)(work), "double": double}
+        calls = reply(A, ("c1", "work", {"n": 1}), ("c2", "double", {"n": 2}))
+        async with Session("job", store=memory, provider=A) as session:
+            session.messages.append(USER[A])
+            running = asyncio.ensure_future(session.arun_tools(calls, tools, parallel=parallel))
+            while not answers._getters:
+                await asyncio.sleep(0)
+            answers.put_nowait("7")
+            await running
+            return results(session.messages)
+
+    value = "1" if user_function == "approve" else "7"
+    assert asyncio.run(asyncio.wait_for(main(), 20)) == [("c1", value), ("c2", "4")]
+
+
 def test_a_run_that_is_cancelled_twice_leaves_nothing_running(memory):
     go_on = threading.Event()
 
@@ -1170,11 +1231,23 @@ def _decorated(function):
     return wrapper
 
 
+class _WithMethod:
+    @tool
+    def double(self, n):
+        return adouble(n)
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize(
     "function",
-    [_decorated(adouble), _AsyncObject(), lambda n: adouble(n), tool(_decorated(adouble))],
-    ids=["decorated", "object", "lambda", "tool"],
+    [
+        _decorated(adouble),
+        _AsyncObject(),
+        lambda n: adouble(n),
+        tool(_decorated(adouble)),
+        _WithMethod().double,
+    ],
+    ids=["decorated", "object", "lambda", "tool", "method"],
 )
 def test_an_awaitable_result_is_awaited(memory, function, is_async):
     async def arun(session, calls):

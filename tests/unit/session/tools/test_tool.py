@@ -149,13 +149,27 @@ def test_a_partial_function_and_a_callable_object_are_tools(session: Session) ->
     assert arguments(session) == {"x": 4}
 
 
-def test_a_generator_function_gives_its_generator(session: Session) -> None:
-    @tool
-    def numbers() -> Any:
-        yield from range(3)
+def test_a_result_that_has_not_run_is_refused(session: Session) -> None:
+    async def later() -> int:
+        return 1
 
-    assert list(numbers()) == [0, 1, 2]
-    assert session.calls[-1]["result"].startswith("<generator")
+    class Numbers:
+        @tool
+        def lazy(self) -> Any:
+            yield from range(3)
+
+        @tool(effect="irreversible")
+        def unawaited(self) -> Any:
+            return later()
+
+    for call, words in (
+        (Numbers().lazy, "lazy returned a generator, which has not run"),
+        (Numbers().unawaited, "unawaited returned an awaitable, which has not run"),
+    ):
+        with pytest.raises(InvalidInputError, match=words):
+            call()
+        assert words in session.calls[-1]["error"]
+    assert [effect.status for effect in session.effects] == ["unknown"]
 
 
 # -- what it looks like --------------------------------------------------------------------------
