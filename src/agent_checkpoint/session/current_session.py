@@ -110,9 +110,9 @@ def is_nested(session: OpenSession) -> bool:
     return any(agent is session for agent, _ in _enclosing.get())
 
 
-def enclosing_calls() -> list[object]:
-    """Return the running tool calls that this call is made by."""
-    return [call for _, call in _enclosing.get()]
+def enclosing_calls(session: OpenSession | None = None) -> list[object]:
+    """Return the running tool calls that this call is made by, outermost first; of one agent."""
+    return [call for agent, call in _enclosing.get() if session in (None, agent)]
 
 
 @contextmanager

@@ -314,7 +314,7 @@ class Tasks:
             return state.save(label=self._scope.label(label))
 
     def _restart(self, task: str, began: str | None) -> None:
-        """Roll back to the start of a task; answers to approval requests stay valid."""
+        """Roll back to the start of a task."""
         target = task_start(self._state, began)
         if target is None:
             self._state.problems.append(
@@ -322,22 +322,33 @@ class Tasks:
                 "was removed."
             )
             return
-        with self._state.writer.lock:  # no other agent begins meanwhile
-            self._roll_back(task, target)
+        self.roll_back(target, label=f"task {task} again", what=f"The task {task}")
 
-    def _roll_back(self, task: str, target: Checkpoint) -> None:
+    def roll_back(self, target: Checkpoint, *, label: str, what: str) -> None:
+        """Roll this agent back to begin something again; answers to approval requests stay valid.
+
+        Args:
+            target: the checkpoint at its beginning.
+            label: the label of the rollback checkpoint.
+            what: what begins again, for a notice.
+
+        Raises the same errors as `Rollback.run`.
+        """
+        with self._state.writer.lock:  # no other agent begins meanwhile
+            self._roll_back(target, self._scope.label(label), what)
+
+    def _roll_back(self, target: Checkpoint, label: str, what: str) -> None:
         parts, path = None, self._scope.path
         if path:  # other agents keep their state, and the files that they may have changed
             parts = [SUBAGENTS + path]
             if FILES in target.parts:
                 if self._others_acted_since(target):
                     self._state.add_notice(
-                        f"The task {task} of the sub-agent {path} began again with the files as "
-                        "they are: other agents of the session have called tools since it began."
+                        f"{what} of the sub-agent {path} began again with the files as they are: "
+                        "other agents of the session have called tools since it began."
                     )
                 else:
                     parts.append(FILES)
-        label = self._scope.label(f"task {task} again")
         Rollback(self._state, target, parts=parts, label=label, voids=False).run("warn")
 
     def _others_acted_since(self, target: Checkpoint) -> bool:

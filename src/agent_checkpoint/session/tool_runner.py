@@ -22,11 +22,12 @@ from agent_checkpoint.errors import (
     Suspended,
 )
 from agent_checkpoint.manager.async_verbs import run_to_completion
-from agent_checkpoint.records import safe_repr, short_repr
+from agent_checkpoint.records import Checkpoint, safe_repr, short_repr
 from agent_checkpoint.session.agent_scope import AgentScope
 from agent_checkpoint.session.current_session import (
     OpenSession,
     current_task,
+    enclosing_calls,
     is_nested,
     nested_calls,
 )
@@ -285,6 +286,14 @@ class ToolRunner:
         own = numbers.pop(call.call_ref, None)
         return own, [number for number in numbers.values() if number is not None]
 
+    def roll_back(self, tool: str, target: Checkpoint, suspended: Suspended) -> None:
+        """Roll this agent back to before a call within which another one waits for an approval.
+
+        Raises the same errors as `Rollback.run`.
+        """
+        what = f"{tool} waits for {suspended.approval_id}"
+        self._tasks.roll_back(target, label=what, what=f"The call of {tool}")
+
     def _withdraw(self, call: ToolCall) -> None:
         """Record a call as failed that was authorized and then cancelled before it ran."""
         if call.context is not None and call.decision is not None:
@@ -355,13 +364,15 @@ class ToolRunner:
         with state.writer.lock:
             if request_id not in state.record.pending:
                 state.record.pending.append(request_id)
-        # State is captured on the thread of the call, which may be another one. A program that
-        # polls for the answer adds no checkpoint each time.
-        saved = (
-            run_if_awaitable(state.asave(label=label, if_changed=True))
-            if call.is_awaited
-            else state.save(label=label, if_changed=True)
-        )
+        outer = next((one for one in enclosing_calls(self) if isinstance(one, ToolCall)), None)
+        call.within = None if outer is None else outer.call_ref
+        if outer is not None and call.within is not None and state.every == "tool":
+            # A checkpoint would have a part of its changes. `run_tools` rolls it back.
+            outer.is_torn, saved = True, state.writer.head_id
+        elif call.is_awaited:  # state is captured on the thread of the call
+            saved = run_if_awaitable(state.asave(label=label, if_changed=True))
+        else:  # a program that polls for the answer adds no checkpoint each time
+            saved = state.save(label=label, if_changed=True)
         if is_new:
             append_request(state.ledger, request_id, call, epoch=state.effects.epoch, at=saved)
         telemetry.count("paused", key=state.key, checkpoint=saved)

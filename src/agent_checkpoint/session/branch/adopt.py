@@ -21,7 +21,7 @@ from agent_checkpoint.options import Merge, check_option
 from agent_checkpoint.records import Checkpoint, Draft, Kind, same_json, short_repr
 from agent_checkpoint.session.agent_scope import SUBAGENTS
 from agent_checkpoint.session.branch.file_merge import merge
-from agent_checkpoint.session.effects.approvals import void_requests
+from agent_checkpoint.session.effects.approvals import unused_requests, void_requests
 from agent_checkpoint.session.rollback.rollback import Rollback
 from agent_checkpoint.session.session_record import SESSION_PART, SessionRecord, read_session_record
 from agent_checkpoint.session.session_state import SessionState
@@ -155,7 +155,8 @@ class Adoption(Rollback):
         super()._apply(safety)
         # The approval requests of the fork become void with its adoption.
         ledger, epoch = self._state.ledger, self._state.effects.epoch
-        self.report.void += void_requests(ledger, self._target_record.key, epoch)
+        unused = unused_requests(ledger, self._target_record.key)
+        self.report.void += void_requests(ledger, unused, epoch)
 
     def _draft(self, record: SessionRecord) -> Draft:
         return super()._draft(record)._replace(kind=Kind.ADOPT)

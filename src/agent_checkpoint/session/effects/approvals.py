@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_checkpoint.core.codec.save_policy import NO_POLICY, SavePolicy
@@ -330,17 +330,25 @@ def check_answer_usable(ledger: Ledger, request: ApprovalRequest) -> None:
         )
 
 
-def void_requests(ledger: Ledger, session: str, epoch: Epoch) -> list[str]:
-    """Void all unused requests of a session, as a rollback does; return their ids."""
+def unused_requests(ledger: Ledger, session: str) -> list[ApprovalRequest]:
+    """Return the requests of a session that wait for an answer, or whose answer was not used."""
     ledger.refresh()
-    open_ones = [
-        request.id
+    return [
+        request
         for request in list(ledger.state.requests.values())
         if request.session == session and request.status in (PENDING, APPROVED, DENIED)
     ]
-    if open_ones:
-        ledger.append(VOID, fence=epoch, requests=list(open_ones))
-    return open_ones
+
+
+def void_requests(
+    ledger: Ledger, requests: Iterable[ApprovalRequest], epoch: Epoch, reason: str | None = None
+) -> list[str]:
+    """Void unused requests, as a rollback does; return their ids."""
+    ids = [request.id for request in requests]
+    if ids:
+        why: dict[str, Any] = {} if reason is None else {"reason": reason}
+        ledger.append(VOID, fence=epoch, requests=list(ids), **why)
+    return ids
 
 
 def void_unusable_answer(

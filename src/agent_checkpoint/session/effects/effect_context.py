@@ -81,8 +81,12 @@ class ToolCall:
     """The id of the call in the model's message, if `run_tools` runs it."""
     call_ref: str | None = None
     """The identity of such a call; see `session/open_calls.py`."""
+    within: str | None = None
+    """The `call_ref` of the call whose tool makes this call, if it waits for an approval."""
     is_saved: bool = True
     """Whether a checkpoint follows the call, as `every` says."""
+    is_torn: bool = False
+    """Whether a call within it waits for an approval, after a part of its changes."""
     is_abandoned: bool = False
     """Whether the session has gone on without the call: it leaves no row and no checkpoint."""
     row: dict[str, Any] | None = None
@@ -106,6 +110,7 @@ class ToolCall:
         found = {
             "call_id": self.call_id,
             "call_ref": self.call_ref,
+            "within": self.within,
             "subagent": self.subagent or None,
         }
         return {name: value for name, value in found.items() if value is not None}

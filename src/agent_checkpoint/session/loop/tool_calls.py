@@ -19,6 +19,7 @@ from agent_checkpoint.core.codec.redacted_tree import redact_tree
 from agent_checkpoint.core.log import raw_items
 from agent_checkpoint.errors import (
     ApprovalDeniedError,
+    CheckpointError,
     EffectError,
     EffectUnknownError,
     InvalidInputError,
@@ -26,10 +27,14 @@ from agent_checkpoint.errors import (
 )
 from agent_checkpoint.manager.async_verbs import run_to_completion
 from agent_checkpoint.options import Provider
-from agent_checkpoint.records import short_repr
+from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.session.agent_scope import AgentScope
 from agent_checkpoint.session.current_session import as_current, is_nested
-from agent_checkpoint.session.effects.approvals import edits_behind
+from agent_checkpoint.session.effects.approvals import (
+    edits_behind,
+    unused_requests,
+    void_requests,
+)
 from agent_checkpoint.session.effects.effect_context import ToolCall
 from agent_checkpoint.session.loop.toolbox import BoundTool, Tools, toolbox
 from agent_checkpoint.session.open_calls import Before, OpenCall, OpenCalls
@@ -37,7 +42,13 @@ from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.session.tool_runner import ToolRunner
 from agent_checkpoint.session.tools.call_arguments import as_json, describe_error, recordable
 from agent_checkpoint.session.tools.invoke import awaitables_on_this_loop, run_if_awaitable
-from agent_checkpoint.store.ledger.ledger_state import COMMITTED, FAILED, UNDONE, Effect
+from agent_checkpoint.store.ledger.ledger_state import (
+    COMMITTED,
+    FAILED,
+    UNDONE,
+    ApprovalRequest,
+    Effect,
+)
 from agent_checkpoint.transcripts import dialect_for, repair
 from agent_checkpoint.transcripts.dialect import Dialect
 from agent_checkpoint.transcripts.draft import Block, names_of
@@ -62,6 +73,10 @@ _INCOMPLETE = (
     "The reply ended before this call was complete, so its arguments are not known. The call was "
     "not made and had no effect. Make it again if it is needed."
 )
+_WAITS = (
+    "The call waits for a person's approval. It may still be executed when the person has approved "
+    "it."
+)
 _COMPENSATED = "The call took effect, and the effect was compensated since."
 
 
@@ -82,6 +97,27 @@ class _Call(NamedTuple):
     def is_local(self) -> bool:
         """Whether the call changes state and files: no checkpoint may be taken meanwhile."""
         return self.found.tool.kind == "local"
+
+
+class _Lookup(NamedTuple):
+    """The outcomes of calls for a repair, and the calls that it asks about."""
+
+    tool_calls: ToolCalls
+    asked: list[str]
+
+    def call_outcome(self, call_id: str) -> CallOutcome | None:
+        """Return the outcome of a call, or None if there is no record of it."""
+        self.asked.append(call_id)
+        return self.tool_calls.call_outcome(call_id)
+
+
+class _Torn(NamedTuple):
+    """A call within which another one waits for an approval: it is made again from its start."""
+
+    tool: str
+    before: Checkpoint
+    """The checkpoint before the call."""
+    suspended: Suspended
 
 
 class _Run:
@@ -142,6 +178,9 @@ class ToolCalls:
         """How many messages were loaded from a checkpoint; the last may be part of a stream."""
         self._unfinished: dict[str, ToolCall] = {}
         """Calls that began in this process and have not ended, by ref: they were interrupted."""
+        self._torn: _Torn | None = None
+        self._waits_for: Suspended | None = None
+        """The approval that a call within an open call waits for."""
         self._unsaved_reply = False
         """Whether the save of the reply before its first call has failed, or is still to come."""
 
@@ -189,16 +228,31 @@ class ToolCalls:
                 "run_tools is already running in this session. A tool with a loop of its own needs "
                 "a session of its own."
             )
-        self._is_running, self._scope.is_interrupted = True, False
+        self._is_running, self._scope.is_interrupted, self._torn = True, False, None
         try:
             with as_current(self._runner):
                 yield
         except BaseException as error:
             is_stopped = not isinstance(error, (Exception, Suspended))
             self._scope.is_interrupted = is_stopped and self._abandon_unfinished()
+            if self._torn is not None and not is_stopped:
+                self._roll_back(self._torn)
             raise
         finally:
             self._is_running = False
+
+    def _roll_back(self, torn: _Torn) -> None:
+        """Discard what a call has changed before a call within it asked for an approval."""
+        try:
+            with as_current(self._runner):
+                self._runner.roll_back(torn.tool, torn.before, torn.suspended)
+            self._waits_for = torn.suspended
+        except CheckpointError as error:
+            self._scope.is_interrupted = True  # so that closing saves no half of it
+            self._state.add_notice(
+                f"{torn.tool} waits for {torn.suspended.approval_id}, and what it has changed "
+                f"before could not be rolled back: {error}"
+            )
 
     def _abandon_unfinished(self) -> bool:
         """Ignore what calls that are still running record later; return whether there are any.
@@ -229,6 +283,7 @@ class ToolCalls:
         opened = self._open(turn, is_new=is_new)
         if before.isdisjoint(call.ref for call in opened.calls):
             self._unfinished.clear()  # calls that are not open any more
+        self._check_waiting(before)
         open_blocks = turn.open_calls
         numbered = zip(opened.calls, turn.calls)
         run = _Run(turn, {call: block for call, block in numbered if block in open_blocks})
@@ -245,6 +300,17 @@ class ToolCalls:
             names = ", ".join(str(block.name) for block in run.calls.values())
             run.label = _label([f"reply: {names}"]) if names else "reply"
         return run
+
+    def _check_waiting(self, before: set[str]) -> None:
+        """Raise Suspended if a call within an open call still has no answer: it would ask again."""
+        waits_for, self._waits_for = self._waits_for, None
+        if waits_for is None or not any(one.ref in before for one in self._scope.open_calls.calls):
+            return
+        self._state.ledger.refresh()
+        request = self._state.ledger.state.requests.get(waits_for.approval_id)
+        if request is not None and request.is_open:
+            self._waits_for = waits_for
+            raise Suspended(request.id, waits_for.words)
 
     def _append(self, message: Any, dialect: Dialect) -> bool:
         """Append a message of the model unless the conversation ends with it."""
@@ -270,11 +336,9 @@ class ToolCalls:
         opened, blocks = self._matched(turn), turn.open_calls
         if not blocks or not any(call.ref in refs for call in opened.calls):
             return  # run_tools has not taken them on
-        answers = [
-            (block, answer_for(self._outcome_of(call)))
-            for call, block in zip(opened.calls, turn.calls)
-            if block in blocks
-        ]
+        pairs = [pair for pair in zip(opened.calls, turn.calls) if pair[1] in blocks]
+        self._withdraw_requests([call for call, _ in pairs])
+        answers = [(block, answer_for(self._outcome_of(call))) for call, block in pairs]
         self._scope.messages.extend(turn.result_messages(answers))
 
     def _prepare(
@@ -364,10 +428,14 @@ class ToolCalls:
             yield None
             return
         made = ToolCall(tool, *bound, call_id=opened.id, call_ref=opened.ref, is_saved=is_saved)
-        self._unfinished[opened.ref] = made
+        self._unfinished[opened.ref], before = made, self._state.writer.head
         try:
             yield made
         except Suspended as suspended:
+            if made.is_torn and before is not None:
+                if self._torn is None or before.seq < self._torn.before.seq:
+                    self._torn = _Torn(call.name, before, suspended)
+                raise
             run.suspended = run.suspended or suspended
         except Exception as error:
             self._unfinished.pop(opened.ref, None)
@@ -438,7 +506,7 @@ class ToolCalls:
         finally:
             cancelled: asyncio.CancelledError | None = None
             while not all(task.done() for task in running):  # also if it is cancelled again
-                for task in running:
+                for task in running if self._torn is None or cancelled else ():
                     task.cancel()
                 try:
                     await asyncio.wait(running)
@@ -469,15 +537,20 @@ class ToolCalls:
         # What a local tool has done without its outcome is in the files, if they were kept.
         if running or call.ref in self._unfinished or state.has_kept_drift:
             return CallOutcome("unknown")
-        return CallOutcome("not-done")
+        is_waiting = self._unused_requests([call])
+        return CallOutcome("not-done", note=_WAITS if is_waiting else "")
 
     def repair_messages(self) -> None:
         """Repair the conversation, but for calls at its end, which `run_tools` runs."""
         if self._scope.provider is None:
             return
-        messages = self._scope.messages
+        messages, provider = self._scope.messages, self._scope.provider
+        lookup = _Lookup(self, [])
         try:
-            repaired = repair(messages, provider=self._scope.provider, session=self, keep_open=True)
+            repaired = repair(messages, provider=provider, session=lookup, keep_open=True)
+            answered = self._answered(lookup.asked, LastTurn(repaired, dialect_for(provider)))
+            if repaired.changes and self._withdraw_requests(answered):
+                repaired = repair(messages, provider=provider, session=self, keep_open=True)
         except InvalidInputError as error:
             self._state.add_notice(f"The conversation was not checked: {error}")
             return
@@ -490,12 +563,46 @@ class ToolCalls:
         for change in repaired.changes:
             self._state.add_notice(f"The conversation was repaired: {change}")
 
+    def _answered(self, asked: list[str], turn: LastTurn) -> list[OpenCall]:
+        """Return the calls that a repair has asked about, but for those that it has left open."""
+        blocks = turn.open_calls
+        left = [name for name, call in zip(names_of(turn.calls), turn.calls) if call in blocks]
+        calls = self._scope.open_calls.calls
+        return [call for call in calls if call.id in asked and call.id not in left]
+
+    def _withdraw_requests(self, calls: list[OpenCall]) -> bool:
+        """Void the approval requests of calls that get another answer; return if there are any.
+
+        The model is told that such a call was not executed, so no approval may execute it later.
+        """
+        state, unused = self._state, self._unused_requests(calls)
+        reason = "the conversation went on without the call"
+        withdrawn = void_requests(state.ledger, unused, state.effects.epoch, reason)
+        with state.writer.lock:
+            state.record.pending = [name for name in state.record.pending if name not in withdrawn]
+        for request in unused:
+            state.add_notice(
+                f"The approval request {request.id} ({request.title}) was withdrawn: {reason}, and "
+                "the model is told that it was not executed."
+            )
+        return bool(withdrawn)
+
+    def _unused_requests(self, calls: list[OpenCall]) -> list[ApprovalRequest]:
+        """Return the approval requests of open calls, and within them, that were not used."""
+        refs = {call.ref for call in calls}
+        return [
+            request
+            for request in unused_requests(self._state.ledger, self._state.key)
+            if not refs.isdisjoint((request.call_ref or request.call_id, request.within))
+        ]
+
     def after_restore(self) -> None:
         """Continue from a restored checkpoint: nothing is interrupted, the conversation is valid.
 
         Raises StorageError.
         """
         self._unfinished.clear()
+        self._waits_for = None
         self._unsaved_reply = self._scope.is_interrupted = False
         self._take_over()
         self.repair_messages()

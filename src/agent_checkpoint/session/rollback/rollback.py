@@ -38,7 +38,7 @@ from agent_checkpoint.session.agent_scope import (
     qualified_part,
     split_part,
 )
-from agent_checkpoint.session.effects.approvals import void_requests
+from agent_checkpoint.session.effects.approvals import unused_requests, void_requests
 from agent_checkpoint.session.open_calls import OpenCalls
 from agent_checkpoint.session.rollback.rollback_report import (
     RollbackReport,
@@ -277,7 +277,8 @@ class Rollback:
     def _apply(self, safety: Checkpoint) -> None:
         state = self._state
         if self._voids:
-            self.report.void = void_requests(state.ledger, state.key, state.effects.epoch)
+            unused = unused_requests(state.ledger, state.key)
+            self.report.void = void_requests(state.ledger, unused, state.effects.epoch)
         state.ledger.refresh()
         standing = [effect.id for effect in self._effects_since()]
         new_record = self._next_record(standing if self._rewinds_state else [])

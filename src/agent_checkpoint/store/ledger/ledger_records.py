@@ -132,7 +132,7 @@ _RULES: dict[str, Rules] = {
     "resolved": {**_ABOUT_EFFECT, "happened": _is_bool, "note": _is_text},
     "undoing": _ABOUT_EFFECT,
     "undone": _ABOUT_EFFECT,
-    "asked": {**_CALL, "request": _is_text, "expires": _is_end},
+    "asked": {**_CALL, "request": _is_text, "expires": _is_end, "within": _is_text_or_none},
     "answered": {
         **_ABOUT_REQUEST,
         "approved": _is_bool,

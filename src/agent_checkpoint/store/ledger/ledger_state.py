@@ -113,6 +113,8 @@ class ApprovalRequest(_Call):
     call_id: str | None = None
     call_ref: str | None = None
     subagent: str | None = None
+    within: str | None = None
+    """The `call_ref` of the model's call whose tool made the call that waits."""
     answer_seq: int = 0
     """The number of the record with the answer; another answer has another number."""
 
@@ -285,7 +287,10 @@ class LedgerState:
 
     def _asked(self, seq: int, record: dict[str, Any]) -> None:
         request = ApprovalRequest(
-            id=record["request"], expires=record.get("expires"), **_call(seq, record)
+            id=record["request"],
+            expires=record.get("expires"),
+            within=record.get("within"),
+            **_call(seq, record),
         )
         if "arguments" not in request.parts and not request.is_redacted:
             request.status, request.reason = VOID, _PURGED

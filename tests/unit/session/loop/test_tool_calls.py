@@ -16,6 +16,7 @@ import pytest
 
 from agent_checkpoint import Session, Suspended, tool, transcripts
 from agent_checkpoint.errors import ConflictError, InvalidInputError, StorageError
+from agent_checkpoint.session.rollback.rollback import Rollback
 from tests.agents import Agent
 from tests.unit.session.loop.replies import PROVIDERS, USER, reply, results, text_reply
 from tests.unit.session.stores import Killed, killed, manager_on
@@ -815,6 +816,123 @@ def test_a_call_that_waits_is_completed_after_the_answer(memory, parallel, name,
         assert value == "4"
         assert _made == ([2] if name == "deploy" else [2, "x"])
         assert _mails == ([2] if name == "deploy" else [])
+
+
+class Release:
+    """A local tool that changes state and files, and then calls a tool that needs approval."""
+
+    def __init__(self, place):
+        self.agent, self.path = Agent(), place / "notes"
+
+    def open(self, store):
+        options = {"agent": self.agent, "workspace": self.path.parent}
+        return Session("job", store=store, provider=A, **options)
+
+    def release(self, version):
+        self.agent.count += 1
+        with self.path.open("a") as file:
+            file.write("bump ")
+        return deploy(version)
+
+    @property
+    def changes(self):
+        text = self.path.read_text() if self.path.exists() else ""
+        return self.agent.count, text
+
+
+RELEASE = reply(A, ("c1", "release", {"version": 1}), ("c2", "double", {"n": 1}))
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+@pytest.mark.parametrize("way", ["one by one", "parallel", "async", "async parallel"])
+def test_a_call_within_which_another_one_waits_begins_again(memory, place, way, is_resumed):
+    job = Release(place)
+
+    def run(session):
+        tools, options = [job.release, double], {"parallel": "parallel" in way}
+        if "async" in way:
+            return asyncio.run(session.arun_tools(session.messages, tools, **options))
+        return session.run_tools(session.messages, tools, **options)
+
+    with job.open(memory) as session:
+        session.messages.extend([USER[A], RELEASE])
+        with pytest.raises(Suspended) as suspended:
+            run(session)
+        assert job.changes == (0, "")
+        label = f"release waits for {suspended.value.approval_id}"
+        assert session.history(1)[0]["label"] == label
+        if not is_resumed:
+            count = len(session.history())
+            with pytest.raises(Suspended):  # it is not begun while there is no answer
+                run(session)
+            assert len(session.history()) == count
+            session.approvals.approve(suspended.value.approval_id)
+            run(session)
+    if is_resumed:
+        assert job.changes == (0, "")
+        job = Release(place)
+        with job.open(memory) as session:
+            session.approvals.approve(suspended.value.approval_id)
+            run(session)
+    assert job.changes == (1, "bump ")
+    assert _mails == [1]
+    assert results(session.messages) == [("c1", "deployed 1"), ("c2", "2")]
+
+
+def test_what_cannot_be_rolled_back_before_an_approval_is_reported(memory, place, monkeypatch):
+    def refuse(*_, **__):
+        raise StorageError("disk full")
+
+    job = Release(place)
+    with pytest.raises(Suspended), job.open(memory) as session:
+        session.messages.extend([USER[A], RELEASE])
+        monkeypatch.setattr(Rollback, "run", refuse)
+        session.run_tools(session.messages, [job.release, double])
+    assert any("could not be rolled back: disk full" in notice for notice in session.notices)
+    with Release(place).open(memory) as session:
+        assert session._state.root.agent.count == 0
+
+
+@pytest.mark.parametrize("name", ["deploy", "release"])
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_a_request_is_withdrawn_if_the_conversation_goes_on(memory, is_answered, name):
+    def release(version):
+        return deploy(version)
+
+    message = reply(A, ("c1", name, {"version": 1}))
+    with session_with(A, message, memory, provider=A) as session:
+        with pytest.raises(Suspended) as suspended:
+            session.run_tools(message, [deploy, release])
+        asked = suspended.value.approval_id
+        assert session.call_outcome("c1").status == "not-done"
+        assert "may still be executed" in session.call_outcome("c1").note
+        session.messages.append(USER[A])
+        if is_answered:
+            session.approvals.approve(asked)
+    with Session("job", store=memory, provider=A) as session:
+        assert "not executed" in str(results(session.messages))
+        assert "may still be" not in str(results(session.messages))
+        (notice,) = [one for one in session.notices if asked in one]
+        assert "was withdrawn: the conversation went on without the call" in notice
+        assert session.approvals.get(asked).status == "void"
+        assert session.carry_out() == []
+    assert _mails == []
+
+
+def test_a_request_is_kept_if_the_program_has_answered_the_call(memory):
+    message = reply(A, ("c1", "deploy", {"version": 1}))
+    block = {"type": "tool_result", "tool_use_id": "c1", "content": "waits for approval"}
+    with session_with(A, message, memory, provider=A) as session:
+        with pytest.raises(Suspended) as suspended:
+            session.run_tools(message, [deploy])
+        session.messages.append({"role": "user", "content": [block]})
+        session.messages.append(reply(A, ("c2", "double", {"n": 1})))
+        session.messages.append(USER[A])
+    with Session("job", store=memory, provider=A) as session:
+        assert any("repaired" in notice for notice in session.notices)
+        session.approvals.approve(suspended.value.approval_id)
+        assert len(session.carry_out()) == 1
+    assert _mails == [1]
 
 
 def test_a_denied_call_is_told_to_the_model_once(memory):
