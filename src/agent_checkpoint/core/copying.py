@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from agent_checkpoint.core.captured_fields import is_checkpointable, read_fields
 from agent_checkpoint.core.codec.encode import state_of
 from agent_checkpoint.core.codec.scalars import LEAVES
-from agent_checkpoint.core.immutable import ImmutableDict, ImmutableList
+from agent_checkpoint.core.immutable import (
+    ImmutableDict,
+    ImmutableList,
+    immutable_dict,
+    immutable_list,
+)
 from agent_checkpoint.core.path_errors import (
     ITEMS,
     MAX_DEPTH,
@@ -131,9 +136,9 @@ def immutable_copy(value: Any) -> tuple[Any, bool]:
         if kind in ATOMS:
             return item
         if kind is dict:
-            return ImmutableDict({key: descend(part) for key, part in item.items()})
+            return immutable_dict({key: descend(part) for key, part in item.items()})
         if kind is list:
-            return ImmutableList(map(descend, item))
+            return immutable_list(map(descend, item))
         if kind is tuple:
             return tuple(map(descend, item))
         is_constant = False

@@ -1,12 +1,14 @@
 """Immutable dicts and lists: the items of a log as its readers see them. Knows nothing of logs.
 
 They are real dicts and lists, so that JSON encoders, client libraries and validators accept them.
-A copy of one is a plain dict or list.
+A copy of one is a plain dict or list. Code that bypasses their methods, such as `heapq` or
+`dict.__setitem__(item, …)`, can change them: a save would have to compare all items to find this.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from agent_checkpoint.errors import ImmutableError
@@ -21,10 +23,10 @@ def _refuse(self: Any, *args: Any, **options: Any) -> NoReturn:
 
 
 class ImmutableDict(dict[Any, Any]):
-    """A dict that raises ImmutableError instead of changing."""
+    """A dict that raises ImmutableError instead of changing; see `immutable_dict`."""
 
     __slots__ = ()
-    __setitem__ = __delitem__ = __ior__ = _refuse
+    __init__ = __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
 
     def __copy__(self) -> dict[Any, Any]:
@@ -38,10 +40,10 @@ class ImmutableDict(dict[Any, Any]):
 
 
 class ImmutableList(list[Any]):
-    """A list that raises ImmutableError instead of changing."""
+    """A list that raises ImmutableError instead of changing; see `immutable_list`."""
 
     __slots__ = ()
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+    __init__ = __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
     append = clear = extend = insert = pop = remove = reverse = sort = _refuse
 
     def __copy__(self) -> list[Any]:
@@ -52,3 +54,17 @@ class ImmutableList(list[Any]):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[type, tuple[list[Any]]]:
         return list, (list(self),)
+
+
+def immutable_dict(items: dict[Any, Any]) -> ImmutableDict:
+    """Return an immutable dict. Its class refuses to be called, as `item.__init__(…)` is."""
+    new: ImmutableDict = ImmutableDict.__new__(ImmutableDict)
+    dict.update(new, items)
+    return new
+
+
+def immutable_list(items: Iterable[Any]) -> ImmutableList:
+    """Return an immutable list."""
+    new: ImmutableList = ImmutableList.__new__(ImmutableList)
+    list.extend(new, items)
+    return new
