@@ -287,6 +287,7 @@ class SessionState:
         for path, scope in self.subagents.items():
             is_known = qualified_part(path, STATUS) in parts
             scope.is_lost = not is_known or scope.status.status == COMPLETED
+            scope.is_restarted = False  # the safety checkpoint has discarded what was before
             if scope.is_open and scope.status.status == FAILED:  # it continues
                 scope.status.status = IN_PROGRESS
 

@@ -1196,3 +1196,16 @@ def test_a_conversation_of_a_child_costs_its_delta(tmp_path: Path) -> None:
             child.messages.append(number)
             session.save()
         assert manager.stats()["objects"] - objects < 40
+
+
+def test_an_unsaved_restart_is_forgotten_by_a_rollback(memory: CheckpointManager) -> None:
+    """The next save dropped the sub-agent, with what is inside, that the rollback had restored."""
+    with Session("job", store=memory, every="manual") as session:
+        with session.subagent("a") as child, child.subagent("b") as inner:
+            inner.result = 1
+        target = session.save()
+        with session.subagent("a", restart=True):
+            session.rollback(to=target)
+        session.save()
+        assert {"subagents/a/status", "subagents/a/b/status"} <= set(memory.state_dict("job"))
+        assert session.subagent("a").finished

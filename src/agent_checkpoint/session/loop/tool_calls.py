@@ -28,6 +28,7 @@ from agent_checkpoint.errors import (
 from agent_checkpoint.manager.async_verbs import run_to_completion
 from agent_checkpoint.options import Provider
 from agent_checkpoint.records import Checkpoint, short_repr
+from agent_checkpoint.redaction import PLACEHOLDER
 from agent_checkpoint.session.agent_scope import AgentScope
 from agent_checkpoint.session.current_session import as_current, is_nested
 from agent_checkpoint.session.effects.approvals import (
@@ -72,6 +73,10 @@ _BLOCKED = f"{_IN_DOUBT} The same call is not made again until a person has reco
 _INCOMPLETE = (
     "The reply ended before this call was complete, so its arguments are not known. The call was "
     "not made and had no effect. Make it again if it is needed."
+)
+_REDACTED = (
+    "The arguments of this call were redacted when the session was saved, and it is now resumed. "
+    "The call was not made and had no effect. Make it again, with the real values, if it is needed."
 )
 _WAITS = (
     "The call waits for a person's approval. It may still be executed when the person has approved "
@@ -291,6 +296,8 @@ class ToolCalls:
         for call, block in run.calls.items():
             if call.ref in rows:
                 run.outcomes[call] = self._recorded(rows[call.ref])
+            elif self._is_redacted(block) and (effect := self._effect(call)) is not None:
+                run.outcomes[call] = self._effect_outcome(effect)
             else:
                 is_seen = call.ref in before
                 self._prepare(run, call, block, dialect, known, is_seen=is_seen)
@@ -365,6 +372,8 @@ class ToolCalls:
             error = f"There is no tool {short_repr(name)}. The tools are: {names}."
         elif call.ref in self._unfinished and known[name].tool.kind == "local":
             error = f"The call was interrupted. Its outcome is unknown. {_IN_DOUBT}"
+        elif error is None and self._is_redacted(block):
+            error = _REDACTED
         elif error is None:
             is_doubtful = not (arguments or is_seen)
             if not block.complete or (is_doubtful and self._is_partial(run, block, known[name])):
@@ -374,6 +383,11 @@ class ToolCalls:
             run.to_make.append(_Call(call, name, arguments, known[name]))
         else:
             self._refuse(run, call, name, arguments, error)
+
+    def _is_redacted(self, block: Block) -> bool:
+        """Whether a call was loaded with placeholders of `redact=`: no tool may get them."""
+        is_loaded = block.at[0] < self._loaded and self._state.manager.policy.redactor is not None
+        return is_loaded and PLACEHOLDER.search(repr(plain(block.source))) is not None
 
     def _is_partial(self, run: _Run, block: Block, found: BoundTool) -> bool:
         """Whether the arguments of a call may be empty because they have not arrived.
