@@ -19,7 +19,7 @@ def test_a_step_has_its_tokens_cost_and_time(tmp_path: Path) -> None:
     assert "  1,200+34 tokens  cost 0.00411  0.0 s  asked" in line
     assert log.out.count("tokens") == 1
     show = run("--store", store, "show", "job@2")
-    assert "input_tokens=1200" in show.out
-    assert "cost=0.00411" in show.out
+    assert "\n  model    1,200+34 tokens, cost 0.00411, 0.0 s\n" in show.out
+    assert "  metrics  cached_tokens=0\n" in show.out
     assert "m -> tokens" in show.out
     assert run("--store", store, "log", "job", "--json").data["checkpoints"][1]["metrics"]["cost"]

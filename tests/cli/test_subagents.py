@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_checkpoint import Session, tool
+from agent_checkpoint import Session, Suspended, tool
 from tests.agents import Agent
 from tests.cli.world import run
 
@@ -12,6 +12,16 @@ from tests.cli.world import run
 @tool
 def find(what: str) -> str:
     return f"found {what}"
+
+
+@tool(effect="irreversible")
+def send_report(to: str) -> str:
+    return to
+
+
+@tool(approve=True)
+def publish_report(to: str) -> str:
+    return to
 
 
 @pytest.fixture
@@ -72,3 +82,22 @@ def test_rollback_of_one_subagent(family: None) -> None:
         assert "Sub-agents that have not finished" not in "".join(session.notices)
     with Session("team") as session:
         assert "were not opened: researcher." in session.notices[0]
+
+
+def test_effects_and_approvals_name_the_subagent(own_home: Path) -> None:
+    with Session("team") as session:
+        send_report("ann")
+        with pytest.raises(Suspended), session.subagent("researcher") as child:
+            with child.subagent("reader"):
+                send_report("bob")
+            publish_report("all")
+    lines = run("effects", "team").out.splitlines()
+    assert [line.split("  ", 3)[3] for line in lines] == [
+        "send_report(to='ann')  irreversible",
+        "researcher/reader:  send_report(to='bob')  irreversible",
+    ]
+    rows = run("effects", "team", "--json").data
+    assert [row["subagent"] for row in rows] == [None, "researcher/reader"]
+    asked = run("approvals")
+    assert "  team  sub-agent researcher  " in asked.out
+    assert run("approvals", "--json").data[0]["subagent"] == "researcher"

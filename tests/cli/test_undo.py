@@ -8,7 +8,8 @@ from tests.cli.world import run
 
 def test_a_restore_of_the_directory_is_undone(repo: Path) -> None:
     (repo / "new").write_text("not saved yet")
-    run("restore", "@1", "--yes", at=repo)
+    told = run("restore", "@1", "--yes", at=repo).out
+    assert told.splitlines()[-1] == "To undo: agent-checkpoint undo"
     assert not (repo / "new").exists()
     shown = run("undo", "--dry-run", at=repo)
     assert (shown.status, "write new" in shown.out) == (0, True)

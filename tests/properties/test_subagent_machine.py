@@ -256,7 +256,6 @@ class SubagentMachine(RuleBasedStateMachine):
 TestSubagents = SubagentMachine.TestCase
 TestSubagents.settings = settings(
     max_examples=6,
-    derandomize=True,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

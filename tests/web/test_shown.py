@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_checkpoint import CheckpointManager, Log
+from agent_checkpoint import CheckpointManager, Log, Session
 from agent_checkpoint.web import page_text
 from agent_checkpoint.web.pages import search_page
 from tests.web.test_pages import plain
@@ -126,3 +126,19 @@ def test_a_search_that_takes_too_long_says_so(monkeypatch: pytest.MonkeyPatch) -
     last = visitor.get("/search/results", key="key", q="x").text.splitlines()[-1]
     assert json.loads(last) == {"end": "time", "looked": 1, "found": 0}
     assert visitor.get("/search/results", key="key", q="x" * 2000).status_code == 400
+
+
+def test_tokens_cost_and_time_of_a_step(tmp_path: Path) -> None:
+    reply = {"usage": {"prompt_tokens": 1200, "completion_tokens": 34}}
+    with opened(tmp_path / "store") as manager:
+        prices = {"m": {"input": 3, "output": 15}}
+        with Session("job", store=manager, prices=prices) as session:
+            session.model(lambda **_: reply, model="m")
+            session.save(label="asked", metrics={"score": 7})
+        visitor = Visitor(manager)
+        assert visitor.text("/timeline", key="job").count("1,200+34 tokens, cost 0.00411") == 1
+        page = plain(visitor.text("/checkpoint", id="job@2"))
+        assert "Model calls 1,200+34 tokens, cost 0.00411, 0.0 s" in page
+        assert "score 7" in page
+        assert "input_tokens" not in page
+        assert "Model calls" not in visitor.text("/checkpoint", id="job@1")

@@ -23,12 +23,13 @@ def effect_line(effect: Effect) -> str:
 
 def effect_json(effect: Effect) -> dict[str, Any]:
     """Return an effect as JSON data."""
-    return json_fields(effect, "id session tool words kind status ts task at note")
+    return json_fields(effect, "id session tool words kind status ts task at note subagent")
 
 
 def request_json(request: ApprovalRequest) -> dict[str, Any]:
     """Return a request as JSON data; the caller adds the arguments."""
-    data = json_fields(request, "id session tool words status ts expires task at answer by reason")
+    names = "id session tool words status ts expires task at answer by reason subagent"
+    data = json_fields(request, names)
     if request.status == "pending" and request.is_expired:
         data["status"] = "expired"
     return data

@@ -22,6 +22,7 @@ from agent_checkpoint.errors import (
     RollbackRefusedError,
 )
 from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.present.model_usage import model_words, other_metrics
 from agent_checkpoint.records import Checkpoint, parse_checkpoint_id
 from agent_checkpoint.store.lookup import find
 from agent_checkpoint.store.store import Store
@@ -72,6 +73,8 @@ class Site:
             short=page_text.short,
             fork_name=page_text.fork_name,
             duration=page_text.duration,
+            model_words=model_words,
+            other_metrics=other_metrics,
         )
         self._templates.globals.update(link=page_text.link, count=page_text.format_count)
 

@@ -261,9 +261,10 @@ def _show(out: Output, rows: list[_Row], answered: bool) -> None:
         late = f", until {format_time(row['expires'])}" if row["expires"] else ""
         status = "" if text == "pending" else f"  {text}"
         status += f" by {one_line(row['by'], 60)}" if row["by"] else ""
+        agent = f"  sub-agent {one_line(row['subagent'], 60)}" if row["subagent"] else ""
         out.pieces(
             (one_line(row["id"], 80), "cyan"),
-            (f"  {one_line(row['session'], 60)}  {format_time(row['ts'])}{late}", "dim"),
+            (f"  {one_line(row['session'], 60)}{agent}  {format_time(row['ts'])}{late}", "dim"),
             (one_line(status), "yellow"),
         )
         out.pieces((f"  {one_line(row['words'], limit)}", "bold"))

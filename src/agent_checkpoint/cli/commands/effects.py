@@ -118,6 +118,7 @@ def _show(out: Output, rows: list[dict[str, Any]]) -> None:
             (name, "cyan"),
             (f"  {one_line(row['status'], 20):9}", style or "green"),
             (f"  {format_time(row['ts'])}", "dim"),
+            (f"  {one_line(row['subagent'], 60)}:" if row["subagent"] else "", "dim"),
             (f"  {one_line(row['words'], out.limit(200))}", ""),
             (f"  {one_line(row['kind'], 20)}{note}", "dim"),
         )

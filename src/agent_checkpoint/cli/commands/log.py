@@ -21,6 +21,7 @@ from agent_checkpoint.formatting import shell_quote, truncate_to_width
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.present.fork_points import Fork, find_forks, origin_of
 from agent_checkpoint.present.graph_lanes import ASCII, UNICODE, LaneNode, NodeId, draw_lanes
+from agent_checkpoint.present.model_usage import model_words
 from agent_checkpoint.records import ROLLBACK_KINDS, Kind, parse_checkpoint_id
 
 EXAMPLES = """
@@ -39,7 +40,6 @@ _SIGNS = {
 }
 """The sign of each kind: with and without Unicode."""
 _QUIET = (Kind.SAFETY, Kind.OPEN, Kind.CLOSE, Kind.DRIFT, Kind.IN_FLIGHT)
-_TOKENS = ("input_tokens", "output_tokens")
 _MOST_LANES = 8
 _LONGEST = 120
 
@@ -139,7 +139,7 @@ def _show_row(
         (f"  {format_time(row['ts'])}", "dim"),
         (one_line(_kind_words(row, own, short)), quiet or "magenta"),
         ("".join(f"  #{one_line(tag, out.limit(40))}" for tag in row["tags"]), "yellow"),
-        (_model_words(row.get("metrics") or {}), "dim"),
+        ("".join(f"  {word}" for word in model_words(row.get("metrics") or {})), "dim"),
     ]
     if row.get("redacted"):
         pieces.append((f"  {row['redacted']:,} redacted", "yellow"))
@@ -166,16 +166,6 @@ def _kind_words(row: dict[str, Any], own: str, short: int) -> str:
             )
             return f"  {kind} {'of' if kind in (Kind.ADOPT, Kind.FORK) else 'to'} {target}"
     return f"  {kind}"
-
-
-def _model_words(metrics: dict[str, float]) -> str:
-    """Return tokens, cost and time of the model calls of a step; empty if there were none."""
-    if "model_seconds" not in metrics:
-        return ""
-    tokens = [f"{metrics[name]:,.0f}" for name in _TOKENS if name in metrics]
-    words = [f"{'+'.join(tokens)} tokens"] if tokens else []
-    words += [f"cost {metrics['cost']:.4g}"] if "cost" in metrics else []
-    return "".join(f"  {word}" for word in (*words, f"{metrics['model_seconds']:.1f} s"))
 
 
 def _lines(line: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -114,7 +114,10 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         out.line(f"Restored {what}.", style="green")
         if done.safety_id is not None:
             into = f" --into {shell_quote(str(directory))} --force" if args.into is not None else ""
-            out.hint("To undo", f"restore {shell_quote(done.safety_id)}{into}", style="")
+            back = f"restore {shell_quote(done.safety_id)}{into}"
+            if is_own:
+                back = "undo" if location.directory == directory else f"undo {shell_quote(key)}"
+            out.hint("To undo", back, style="")
 
     return CommandResult(_data(done, checkpoint, directory, of_others, done=True), tell_end)
 

@@ -22,6 +22,7 @@ from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.formatting import json_text, value_summary
 from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.present.model_usage import model_words, other_metrics
 from agent_checkpoint.present.state_json import LOGS, class_name_in, message_line, plain, read_parts
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.records import short_repr as quoted_name
@@ -126,8 +127,12 @@ def _show(out: Output, data: dict[str, Any]) -> None:
     rows += [("from", one_line(parent)) for parent in data["parents"]]
     if data["tags"]:
         rows.append(("tags", ", ".join(one_line(tag, out.limit(80)) for tag in data["tags"])))
+    calls = model_words(data["metrics"])
+    if calls:
+        rows.append(("model", ", ".join(calls)))
     metrics = [
-        f"{one_line(name, out.limit(80))}={value:g}" for name, value in data["metrics"].items()
+        f"{one_line(name, out.limit(80))}={value:g}"
+        for name, value in other_metrics(data["metrics"]).items()
     ]
     if metrics:
         rows.append(("metrics", ", ".join(metrics)))

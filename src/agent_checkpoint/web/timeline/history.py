@@ -11,6 +11,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from agent_checkpoint.errors import UNUSABLE
+from agent_checkpoint.present.model_usage import model_words
 from agent_checkpoint.records import ROLLBACK_KINDS, Entry, Kind, parse_checkpoint_id
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.store import Store
@@ -39,6 +40,8 @@ class CheckpointSummary(NamedTuple):
     is_failure: bool
     source: str = ""
     """The id of the checkpoint from which it was forked; empty if it is not a fork."""
+    usage: str = ""
+    """Tokens, cost and time of its model calls."""
 
 
 class History(NamedTuple):
@@ -145,6 +148,7 @@ def summarize(key: str, entry: Entry) -> CheckpointSummary:
         record.id,
         _is_failure(record.kind, label),
         record.parents[0] if record.kind == Kind.FORK and record.parents else "",
+        ", ".join(model_words(record.metrics)),
     )
 
 
