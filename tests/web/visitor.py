@@ -105,10 +105,10 @@ class Client:
 class Visitor:
     """A browser, as far as requests go, that has opened the address with the token."""
 
-    def __init__(self, manager: CheckpointManager, *, read_only: bool = False) -> None:
+    def __init__(self, manager: CheckpointManager, **options: Any) -> None:
         self.manager = manager
         self.auth = Auth(port=PORT)
-        self.client = Client(make_app(manager, self.auth, read_only=read_only))
+        self.client = Client(make_app(manager, self.auth, **options))
         answer = self.client.get(self.auth.base, params={"token": self.auth.invite()})
         assert answer.status_code == 303
 

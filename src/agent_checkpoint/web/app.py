@@ -18,6 +18,7 @@ from starlette.routing import Route
 from agent_checkpoint.errors import CheckpointError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.web.auth import App, Auth, describe_fault
+from agent_checkpoint.web.masking import masks
 from agent_checkpoint.web.pages import (
     approval_page,
     checkpoint_page,
@@ -65,9 +66,11 @@ POST_ROUTES: dict[str, Callable[[Site, Request], Awaitable[Response]]] = {
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
-def make_app(manager: CheckpointManager, auth: Auth, *, read_only: bool = False) -> App:
+def make_app(
+    manager: CheckpointManager, auth: Auth, *, read_only: bool = False, masked: bool = True
+) -> App:
     """Return the application for one store, with authentication in front."""
-    site = Site(manager, auth, read_only=read_only)
+    site = Site(manager, auth, read_only=read_only, masked=masked)
     routes = [_route(site, path) for path in GET_ROUTES.keys() | POST_ROUTES.keys()]
     routes += [
         _static(path) for path in sorted((HERE / "static").iterdir()) if path.suffix in _KINDS
@@ -84,6 +87,7 @@ def _route(site: Site, path: str) -> Route:
     """Return the route of a page. Errors become a page without stored values or a traceback."""
 
     async def answer(request: Request) -> Response:
+        masks.set(site.masked)  # of this request: each has a context of its own
         try:
             site.follow_store()
             if request.method == "POST":

@@ -20,7 +20,7 @@ from agent_checkpoint.formatting import DAY, escape_characters, format_age, is_v
 from agent_checkpoint.formatting import format_count as format_count
 from agent_checkpoint.formatting import format_size as format_size
 from agent_checkpoint.records import parse_checkpoint_id
-from agent_checkpoint.redaction import mask
+from agent_checkpoint.web.masking import mask
 
 MAX_NAME = 2000
 """Longest name, in characters, that is shown in full; keys have at most half of that."""

@@ -50,9 +50,18 @@ class RequestError(Exception):
 class Site:
     """One store, with the caches and templates of its pages."""
 
-    def __init__(self, manager: CheckpointManager, auth: Auth, *, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        manager: CheckpointManager,
+        auth: Auth,
+        *,
+        read_only: bool = False,
+        masked: bool = True,
+    ) -> None:
         self.auth = auth
         self.read_only = read_only
+        self.masked = masked
+        """Whether pages mask secrets."""
         self._open(manager)
         self._templates = Environment(
             loader=FileSystemLoader(HERE / "templates"),

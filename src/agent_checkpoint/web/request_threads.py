@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextvars import copy_context
 from threading import Semaphore, Thread
 from typing import Any, TypeVar
 
@@ -41,7 +42,8 @@ async def run_in_daemon_thread(call: Callable[..., T], *args: Any) -> T:
         if not loop.is_closed():
             loop.call_soon_threadsafe(deliver, result, error)
 
-    Thread(target=run, daemon=True, name="agent-checkpoint page").start()
+    context = copy_context()
+    Thread(target=context.run, args=(run,), daemon=True, name="agent-checkpoint page").start()
     return await future
 
 

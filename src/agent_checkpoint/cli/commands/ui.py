@@ -36,6 +36,7 @@ def arguments(parser: Parser) -> None:
     parser.add("--public-url", "URL", "the URL of a TLS reverse proxy in front of the server")
     parser.flag("--no-browser", "do not open a browser")
     parser.flag("--read-only", "disable all changes")
+    parser.no_mask()
 
 
 def run(args: Args, location: StoreLocation) -> CommandResult:
@@ -53,6 +54,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
             port=args.port,
             token=args.token or os.environ.get(TOKEN) or None,
             read_only=args.read_only,
+            masked=not args.no_mask,
             public_url=args.public_url,
         )
         args.out.line(server.address)

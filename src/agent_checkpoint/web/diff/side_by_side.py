@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from agent_checkpoint.redaction import mask
 from agent_checkpoint.web.diff.line_matching import DiffBudget, blocks, common_ends
+from agent_checkpoint.web.masking import mask
 
 CONTEXT = 3
 _MAX_ROWS, _MIN_ROWS = 2_000, 10

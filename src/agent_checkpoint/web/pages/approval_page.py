@@ -21,7 +21,6 @@ from agent_checkpoint.errors import (
 )
 from agent_checkpoint.formatting import json_text
 from agent_checkpoint.records import same_json, short_repr
-from agent_checkpoint.redaction import mask_json
 from agent_checkpoint.session.effects.approvals import Approvals
 from agent_checkpoint.session.effects.edited_arguments import fitting_value, read_json, type_name
 from agent_checkpoint.session.effects.outcomes import resolve_effect
@@ -36,6 +35,7 @@ from agent_checkpoint.store.ledger.ledger_state import (
     Effect,
 )
 from agent_checkpoint.web.auth import secrets_equal
+from agent_checkpoint.web.masking import mask_json
 from agent_checkpoint.web.page_text import MAX_NAME, columns, encode_field, link, shown
 from agent_checkpoint.web.rendering import (
     RequestError,

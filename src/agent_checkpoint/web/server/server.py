@@ -54,6 +54,7 @@ def listen(
     port: int | None = None,
     token: str | None = None,
     read_only: bool = False,
+    masked: bool = True,
     public_url: str | None = None,
 ) -> Server:
     """Open the listening sockets and return the server.
@@ -66,6 +67,7 @@ def listen(
         port: port to listen on. If None, the default port, or a free one.
         token: reusable token for the login form.
         read_only: reject all changes.
+        masked: mask keys, tokens and passwords.
         public_url: origin of a reverse proxy with TLS in front of this server.
 
     Raises:
@@ -89,7 +91,7 @@ def listen(
         for sock in sockets:
             sock.close()
         raise
-    app = make_app(manager, auth, read_only=read_only)
+    app = make_app(manager, auth, read_only=read_only, masked=masked)
     config = uvicorn.Config(
         app,
         http=Connection,

@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from agent_checkpoint.errors import IntegrityError
-from agent_checkpoint.redaction import mask
 from agent_checkpoint.store.canonical_json import read_json
 from agent_checkpoint.store.objects.merkle_list import read_list, read_new_arrays
 from agent_checkpoint.store.objects.object_format import BLOB, TEXT, Object
@@ -24,6 +23,7 @@ from agent_checkpoint.store.objects.reader import (
     tag_of,
 )
 from agent_checkpoint.store.objects.splitting import PIECE
+from agent_checkpoint.web.masking import mask
 
 MAX_READ = 128 << 20
 """Bytes of objects read for one page."""
