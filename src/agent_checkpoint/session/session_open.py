@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint import telemetry
 from agent_checkpoint.backends.registry import open_named
+from agent_checkpoint.core.codec.pickles import check_pickles
 from agent_checkpoint.core.external_snapshot import External
 from agent_checkpoint.errors import (
     ConflictError,
@@ -26,7 +27,7 @@ from agent_checkpoint.manager.manager import CheckpointManager, with_policy
 from agent_checkpoint.options import OnDrift, Pickles, check_option
 from agent_checkpoint.records import Checkpoint, Kind, draft_from, short_repr
 from agent_checkpoint.redaction import Redact, redactor_of
-from agent_checkpoint.session.agent_scope import MODEL_CALLS, OPEN_CALLS
+from agent_checkpoint.session.agent_scope import MODEL_CALLS, OPEN_CALLS, SUBAGENTS
 from agent_checkpoint.session.checkpoint_writer import CheckpointWriter
 from agent_checkpoint.session.rollback.rollback import Rollback
 from agent_checkpoint.session.rollback.rollback_target import unfinished_rollback
@@ -40,6 +41,8 @@ from agent_checkpoint.session.workspace_part import WorkspacePart, choose_direct
 from agent_checkpoint.store.directory_claims import IMPORTED, host_of
 from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.store.ledger.ledger_state import COMMITTED, Epoch
+from agent_checkpoint.store.objects.reader import OBJECT, resolve_tree
+from agent_checkpoint.store.objects.references import ObjectRef
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.tree.snapshot import Tree
@@ -161,7 +164,7 @@ class SessionOpener:
         self._is_empty = directory is not None and is_empty(directory)
         state.ledger = Ledger(self._store, record.family)
         state.ledger.refresh()
-        unfinished = unfinished_rollback(state) if _is_recorded_place(record, directory) else None
+        unfinished = self._unfinished_rollback(record, directory)
         # Files that an interrupted rollback has yet to restore are not drift.
         drift = self._drift(tree) if unfinished is None else None
         if drift and self._on_drift == "raise":
@@ -171,7 +174,8 @@ class SessionOpener:
                 f"\n{drift}"
             )
         recorded_path = None if directory is None or not state.keeps_directory else str(directory)
-        if record.workspace != recorded_path or not record.is_bound:
+        is_here = record.is_bound
+        if record.workspace != recorded_path or not is_here:
             record.bind(recorded_path, host_of(self._store.backend), head.token)
         record.in_flight, record.drift, record.keep_unseen = [], [], None
         state.record = record
@@ -179,6 +183,7 @@ class SessionOpener:
         state.root.has_model_calls = MODEL_CALLS in head.parts
         state.root.has_open_calls = OPEN_CALLS in head.parts
         self._load(head)  # before taking ownership: on failure the current owner continues
+        self._check_loaded_later(head, is_elsewhere=not is_here)
         # The `open` checkpoint must record ledger and workspace, whatever happens after it.
         opened = self._append_open(head, has_new_binding=stored_binding != _binding(record))
         if record.token is not None:  # later checkpoints are this user's, not the archive's
@@ -249,6 +254,19 @@ class SessionOpener:
                     "trust the session."
                 )
 
+    def _unfinished_rollback(
+        self, record: SessionRecord, directory: Path | None
+    ) -> tuple[Checkpoint, Checkpoint] | None:
+        """Return the safety checkpoint and the rollback whose restore of this directory stopped.
+
+        The rollback itself may have been made elsewhere: this directory was opened after it.
+        """
+        if not _is_recorded_place(record, directory):
+            return None
+        found = unfinished_rollback(self._state)
+        made_at = None if found is None else read_session_record(self._store, found[1])
+        return found if made_at is None or _is_recorded_place(made_at, directory) else None
+
     def _roll_forward(self, safety: Checkpoint, moved: Checkpoint) -> None:
         """Complete an interrupted rollback. A failure is added as a notice."""
         rollback = Rollback(self._state, moved)
@@ -304,6 +322,26 @@ class SessionOpener:
         for name, result in results.items():
             self._state.note_mismatch(name, result)
         self._state.new_parts = [name for name in live if name not in head.parts]
+
+    def _check_loaded_later(self, head: Checkpoint, *, is_elsewhere: bool) -> None:
+        """Verify the pickles that are loaded after taking ownership.
+
+        They may be signed with the secret of another host: then this one cannot continue. Those of
+        sub-agents are verified on another host than before only, because this reads their states.
+
+        Raises:
+            StateError: a part cannot be loaded.
+        """
+        for name, part in self._state.live_parts().items():
+            tag = head.parts.get(name)
+            if isinstance(part, External) and isinstance(tag, dict) and OBJECT in tag:
+                part.handle_in(ObjectRef(str(tag[OBJECT]), self._store.backend))
+        theirs = {name: tree for name, tree in head.parts.items() if name.startswith(SUBAGENTS)}
+        if theirs and is_elsewhere:
+            reader = self._store.reader(head)
+            reader.fetch(theirs.values())
+            for name, tree in theirs.items():
+                check_pickles(resolve_tree(tree, reader), name)
 
     # -- files -----------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from agent_checkpoint.core.codec.structures import lost_fields, structure_of
 from agent_checkpoint.core.path_errors import (
     OpaqueValueError,
     PathError,
+    as_state_error,
     cause_text,
     children,
     listed,
@@ -55,6 +56,38 @@ def decode_pickle(payload: Any, *, trust: bool) -> Any:
     Raises:
         PathError: the seal is missing or invalid, or the pickle does not load.
     """
+    data = _verified(payload, trust=trust)
+    try:
+        value = pickle.loads(data)  # noqa: S301 - the seal was verified, or the caller trusts the pickle
+    except Exception as error:
+        raise PathError(
+            f"cannot be unpickled ({cause_text(error)}). Its class may have moved "
+            "or changed. Types registered with register_type() are not pickled."
+        ) from error
+    _check_fields(value)
+    return value
+
+
+def check_pickles(tree: Any, path: str) -> None:
+    """Verify the seals of all pickles in an encoded value, which is resolved, and load none.
+
+    Raises:
+        UntrustedDataError: a pickle has no valid signature under this user's secret.
+        StateError: a pickle is damaged, or the secret cannot be read.
+    """
+    stack = [tree]
+    with as_state_error(path):
+        while stack:
+            value = stack.pop()
+            if isinstance(value, list):
+                stack += value
+            elif isinstance(value, dict) and "$pickle" in value:  # a user's key would have two `$`
+                _verified(value["$pickle"], trust=False)
+            elif isinstance(value, dict):
+                stack += value.values()
+
+
+def _verified(payload: Any, *, trust: bool) -> bytes:
     if not isinstance(payload, dict) or not isinstance(payload.get("data"), (str, bytes)):
         raise PathError("is damaged: invalid $pickle value.")
     try:
@@ -66,15 +99,7 @@ def decode_pickle(payload: Any, *, trust: bool) -> Any:
             check_seal(data, payload.get("seal"))
         except StateError as error:
             raise PathError(str(error), type(error)) from error.__cause__
-    try:
-        value = pickle.loads(data)  # noqa: S301 - the seal was verified, or the caller trusts the pickle
-    except Exception as error:
-        raise PathError(
-            f"cannot be unpickled ({cause_text(error)}). Its class may have moved "
-            "or changed. Types registered with register_type() are not pickled."
-        ) from error
-    _check_fields(value)
-    return value
+    return data
 
 
 def _check_fields(root: Any) -> None:
