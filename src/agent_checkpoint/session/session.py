@@ -38,7 +38,7 @@ from agent_checkpoint.options import (
     SaveAfter,
     check_option,
 )
-from agent_checkpoint.records import Kind, check_key, parse_checkpoint_id, short_repr
+from agent_checkpoint.records import Kind, check_key, draft_from, parse_checkpoint_id, short_repr
 from agent_checkpoint.redaction import Redact
 from agent_checkpoint.session.agent_scope import AGENT, COMPLETED, SUBAGENTS, AgentScope
 from agent_checkpoint.session.current_session import (
@@ -62,6 +62,7 @@ from agent_checkpoint.session.session_open import SessionOpener, manager_for
 from agent_checkpoint.session.session_state import RESERVED_PARTS, SessionState
 from agent_checkpoint.session.subagent import SessionAgent, state_of
 from agent_checkpoint.session.subagent_list import list_subagents
+from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.ledger.ledger_state import Effect
 from agent_checkpoint.workspace.workspace import Fork, Workspace
 
@@ -623,22 +624,38 @@ def open_branch(
     key: str,
     *,
     effects: ForkEffects,
+    restart: bool = False,
     **options: Any,
 ) -> Branch:
     """Fork a checkpoint to a new key, and open it as a session with the given options.
 
+    With `restart`, an earlier fork of the checkpoint under this key is fenced off, and continues
+    from the checkpoint again; the results of its external side effects are replayed.
+
     Raises:
         ConflictError: the key already exists.
-        CheckpointError: the fork cannot be opened; its key is deleted again.
+        CheckpointError: the fork cannot be opened; if its key is new, it is deleted again.
     """
     parsed = parse_checkpoint_id(point)
     if parsed is None:
         raise InvalidInputError(f"{short_repr(point)} is not a checkpoint id.")
-    manager.fork(parsed.key, key, point)
+    is_new = True
+    try:
+        manager.fork(parsed.key, key, point)
+    except ConflictError:
+        head, source = manager.store.head(key), manager.store.read(parsed.key, parsed.seq)
+        first = next(manager.store.entries(key, page=1, oldest_first=True), None)
+        begun = None if first is None else read_checkpoint(key, *first)
+        if not (restart and begun and source and head and begun.parents == (point,)):
+            raise
+        draft = draft_from(source, key, Kind.FORK)
+        manager.store.write(draft, parents=(point,), after=head.seq)
+        is_new = False
     try:
         branch = Branch(key, store=manager, rebind=True, **options)
     except CheckpointError:
-        manager.delete(key)
+        if is_new:
+            manager.delete(key)
         raise
     state_of(branch).record.irreversible = effects == "allow"
     return branch

@@ -31,7 +31,7 @@ from agent_checkpoint.session.explore.in_process import run_in_process
 from agent_checkpoint.session.explore.outcome import Outcome
 from agent_checkpoint.session.explore.payload import encode_payload
 from agent_checkpoint.session.explore.trial_run import Strategy
-from agent_checkpoint.session.explore.worker import Job, run_in_worker
+from agent_checkpoint.session.explore.worker import Job, files_key, run_in_worker
 from agent_checkpoint.session.session import Session
 from agent_checkpoint.session.subagent import state_of
 from agent_checkpoint.session.task_progress import show_progress
@@ -204,19 +204,22 @@ def _completed(
     futures: dict[Future[dict[str, Any]], Trial],
     after: Callable[[Trial], object] = lambda trial: None,
 ) -> Iterator[tuple[Trial, dict[str, Any]]]:
-    waiting = set(futures)
     try:
-        while waiting:
-            wait(waiting, _POLL_SECONDS, FIRST_COMPLETED)
+        while futures:
+            wait(futures, _POLL_SECONDS, FIRST_COMPLETED)
             # `wait` does not report a future that its executor cancelled.
-            for future in [future for future in futures if future in waiting and future.done()]:
-                waiting.discard(future)
+            done = [future for future in futures if future.done()]
+            while done:
+                future = done.pop(0)
+                trial = futures.pop(future)
                 try:
                     result = future.result()
                 except (Exception, CancelledError) as error:  # the worker died or was cancelled
                     result = {"error": f"The worker failed: {describe_error(error)}{_hint(error)}"}
-                after(futures[future])
-                yield futures[future], result
+                # Without references, dask does not compute a result again if its worker dies later.
+                del future
+                after(trial)
+                yield trial, result
     finally:
         for future in futures:
             future.cancel()
@@ -248,6 +251,8 @@ class _WorkerTrials:
         self._owner = this_process()
         self._stage: IsolatedForks | None = None
         self._places: dict[str, ForkPaths] = {}
+        self._running: set[str] = set()
+        """The keys of the trials that have not ended."""
         url = forking.state.manager.store.backend.properties.url
         if url is None:
             raise InvalidInputError(
@@ -265,8 +270,8 @@ class _WorkerTrials:
 
     def __exit__(self, *error: object) -> None:
         try:
-            for places in list(self._places.values()):
-                end_fork(places)
+            for key in list(self._running):
+                self._end(key)
         finally:
             if self._stage is not None:
                 self._stage.close()
@@ -277,6 +282,7 @@ class _WorkerTrials:
         redactor = state.manager.policy.redactor
         agent = forking.new_agent or state.root.agent
         view = None
+        self._running.add(trial.key)
         if self._stage is not None:
             self._places[trial.key], view = self._stage.fork()
         options = {} if state.workspace is None else state.workspace.options
@@ -309,7 +315,14 @@ class _WorkerTrials:
         return Job(payload, spec, self._owner, self._timeout)
 
     def end(self, trial: Trial) -> None:
-        """Remove the fork of a trial. Raises WorkspaceError."""
-        places = self._places.pop(trial.key, None)
+        """Remove the fork of a trial. Raises WorkspaceError, StorageError."""
+        self._end(trial.key)
+
+    def _end(self, key: str) -> None:
+        self._running.discard(key)
+        places = self._places.pop(key, None)
         if places is not None:
             end_fork(places)
+        manager = self._forking.state.manager
+        if self._forking.tree is not None and manager.store.newest(files_key(key)):
+            manager.delete(files_key(key))  # of a process that was killed

@@ -15,7 +15,7 @@ from typing import Any
 
 from agent_checkpoint.backends.os_support.posix import open_private
 from agent_checkpoint.errors import CheckpointError
-from agent_checkpoint.session.explore.worker import JOB, PAYLOAD, RESULT
+from agent_checkpoint.session.explore.worker import JOB, PAYLOAD, RESULT, files_key
 from agent_checkpoint.session.tools.call_arguments import describe_error
 from agent_checkpoint.workspace.fork.isolated import ForkNamespace
 from agent_checkpoint.workspace.fork.namespace_view import end_with
@@ -63,6 +63,7 @@ def _run(spec: dict[str, Any], private: Path, began: float) -> dict[str, Any]:
             workspace = open_in_namespace(view, manager.store, spec["options"])
         elif spec["files"] is not None:
             workspace = Workspace(spec["files"], manager.store, force=True, **spec["options"])
+            workspace.key = files_key(spec["key"])
         branch = open_branch(
             manager,
             spec["point"],
@@ -74,7 +75,10 @@ def _run(spec: dict[str, Any], private: Path, began: float) -> dict[str, Any]:
             provider=spec["provider"],
             prices=spec["prices"],
             effects=spec["effects"],
+            restart=True,  # the worker of an earlier attempt has died
         )
+        if spec["files"] is not None and manager.store.newest(files_key(spec["key"])):
+            manager.delete(files_key(spec["key"]))  # the directory was empty
         ready = time.monotonic() - began
         place = None if workspace is None else str(workspace.path)
         result = run_strategy(branch, strategy, variant)

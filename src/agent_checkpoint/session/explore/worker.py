@@ -26,6 +26,7 @@ from agent_checkpoint.errors import CheckpointError, WorkspaceError
 from agent_checkpoint.workspace.fork.drivers import begin_fork, end_fork, is_gone
 from agent_checkpoint.workspace.fork.isolated import is_same_machine, private_forks_dir
 from agent_checkpoint.workspace.fork.namespace_view import end_view, own_program
+from agent_checkpoint.workspace.fork.overlay_mount import remove_tree
 
 JOB, PAYLOAD, OUTPUT, RESULT = "job", "payload", "output", "result"
 _POLL_SECONDS = 0.1
@@ -47,12 +48,18 @@ class Job(NamedTuple):
     timeout: float | None
 
 
+def files_key(key: str) -> str:
+    """Return the key of the safety checkpoint of a trial that restores its files from the store."""
+    return f"{key}/files"
+
+
 def run_in_worker(job: Job) -> dict[str, Any]:
     """Run a trial in its own process; return its result as JSON."""
     _exit_with(job.owner)
     began = time.monotonic()
     view = job.spec["view"]
     if view is not None and is_same_machine(view):
+        _discard_attempt(Path(view["private"]), view["name"])
         result = _run(job, job.spec, Path(view["private"]), view["name"])
     else:
         try:
@@ -79,6 +86,14 @@ def _exit_with(owner: dict[str, str]) -> None:
         os._exit(1)
 
     Thread(target=watch, name=_WATCHDOG, daemon=True).start()
+
+
+def _discard_attempt(private: Path, view: str) -> None:
+    """Remove the files of an earlier attempt: executors run a job again if its worker dies."""
+    if (private / JOB).exists():
+        end_view(view)
+        for path in private.iterdir():
+            remove_tree(path) if path.is_dir() else path.unlink()
 
 
 def _run_without_view(job: Job) -> dict[str, Any]:

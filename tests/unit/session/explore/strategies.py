@@ -151,3 +151,20 @@ def which_module(branch):
 
 def no():
     raise LookupError("no agent today")
+
+
+def tried_before(branch, place, parent=None):
+    """Tell what is there of an earlier attempt; the first one may kill its worker."""
+    path = branch.workspace.path
+    seen = {"files": len(os.listdir(path)), "memory": len(branch.agent.memory)}
+    branch.agent.memory.append("tried")
+    (path / "tried").write_text(branch.key)
+    (path / "run.sh").unlink()
+    branch.save()
+    book(place, branch.key)
+    marker = Path(place).with_name("killed")
+    if parent is not None and not marker.exists():
+        marker.touch()
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
+    return seen

@@ -252,6 +252,30 @@ def test_where_no_view_can_be_had_files_come_from_the_store(session, processes, 
     assert (place / "new-2").read_text() == "2"
 
 
+class RunTwice(Executor):
+    """Runs each job again, as a cluster does if the worker of a job died before it told the end."""
+
+    def submit(self, run, job):
+        run(job)
+        future = Future()
+        future.set_result(run(job))
+        return future
+
+
+@pytest.mark.parametrize("has_view", [True, False])
+def test_a_job_that_runs_again_begins_anew(session, monkeypatch, tmp_path, has_view):
+    if not has_view:
+        monkeypatch.setattr(isolated, "can_view", lambda place: False)
+    outbox = tmp_path / "outbox"
+    variants = [{"place": str(outbox)}]
+    (trial,) = explore(session, strategies.tried_before, variants, executor=RunTwice())
+    assert trial.error is None
+    assert (trial.metrics["files"], trial.metrics["memory"]) == (2, 1)
+    assert trial.file_diff.to_dict()["added"] == ["tried"]
+    assert outbox.read_text() == f"{trial.key}\n"  # its effects are not repeated
+    assert len(CheckpointManager(tmp_path / "store").list_keys()) == 2
+
+
 @pytest.mark.parametrize("how", ["kill", "real time", "exit", "vanish", "memory"])
 def test_one_that_ends_badly_costs_only_itself(session, processes, how):
     outcome = explore(
