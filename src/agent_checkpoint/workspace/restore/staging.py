@@ -56,8 +56,8 @@ _FOREIGN = frozenset(
 """Errors that occur only if the directory contains entries not created by a restore."""
 FSYNC_EACH_MAX = 64
 """Up to this many files are synced individually; for more, the file system is synced."""
-_BATCH = 8
-"""How many contents are in memory at a time."""
+_BATCH_FILES, _BATCH_BYTES = 500, 8 << 20
+"""How many small contents, of how many bytes, are read and in memory at a time."""
 _COPY_BYTES = 1 << 20
 
 
@@ -102,8 +102,12 @@ class Staging:
             IntegrityError: a stored file content is missing or damaged.
             OSError: a staged file cannot be written.
         """
-        for start in range(0, len(files), _BATCH):
-            yield from self._put(files[start : start + _BATCH], get)
+        start = size = 0
+        for end, (_, item) in enumerate(files, 1):
+            size += item.size if item.id == item.ref else 0
+            if size >= _BATCH_BYTES or end - start == _BATCH_FILES or end == len(files):
+                yield from self._put(files[start:end], get)
+                start, size = end, 0
 
     def begin(self) -> None:
         """Make staged files durable, then the journal. Then the restore is rolled forward.

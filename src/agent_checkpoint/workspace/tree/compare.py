@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from agent_checkpoint.store.objects.object_format import Object
 from agent_checkpoint.workspace.tree.dir_state import READ_AGAIN, DirState
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, Get, Item, read_directory
 from agent_checkpoint.workspace.tree.tree_limits import TreeSizeLimit
 
 _EXECUTABLE = 0o111
+_BATCH = 500
+"""How many directories are read at a time."""
+_MOST_AHEAD = 50_000
+"""The number of entries of directories that are read ahead."""
 
 
 class Side(NamedTuple):
@@ -103,11 +108,12 @@ def differences(
         StorageError: the medium failed.
     """
     limit = TreeSizeLimit(*((side.place, side.get) for side in (before, after)))
+    ahead = [_ReadAhead(side.get) for side in (before, after)]
     stack = [(b"", before, after)]
     while stack:
         path, old, new = stack.pop()
-        olds = {item.name: item for item in old.items()}
-        news = {item.name: item for item in new.items()}
+        olds = {item.name: item for item in ahead[0].items(old)}
+        news = {item.name: item for item in ahead[1].items(new)}
         limit.count(len(path), len(olds) + len(news))
         deeper = []
         for name in sorted(olds.keys() | news.keys()):
@@ -121,4 +127,51 @@ def differences(
                 yield Change(path + name, a, b, folder)
             if FOLDER in kinds and (not are_folders or (a and a.id) != (b and b.id)):
                 deeper.append((path + name + b"/", old.below(a), new.below(b)))
+        ahead[0].read([(below.place, other.place) for _, below, other in deeper])
+        ahead[1].read([(below.place, other.place) for _, other, below in deeper])
         stack += reversed(deeper)
+
+
+class _ReadAhead:
+    """Reads directory objects many at a time: the store may be far away."""
+
+    def __init__(self, get: Get) -> None:
+        self._get = get
+        self._known: dict[str, list[Item]] = {}
+        self._entries = 0
+
+    def items(self, side: Side) -> list[Item]:
+        """Return the entries of a directory. Raises the same errors as `Side.items`."""
+        known = self._known.get(side.place) if isinstance(side.place, str) else None
+        return side.items() if known is None else known
+
+    def read(self, pairs: list[tuple[DirState | str | None, DirState | str | None]]) -> None:
+        """Read the stored directories of pairs, given as this side and the other one.
+
+        Where the other side has none, everything below is needed as well, and read level by level.
+        """
+        if self._entries > _MOST_AHEAD:
+            self._known, self._entries = {}, 0
+        level = {place: other is None for place, other in pairs if isinstance(place, str)}
+        while level and self._entries <= _MOST_AHEAD:
+            names = [name for name in level if name not in self._known]
+            deeper: dict[str, bool] = {}
+            for start in range(0, len(names), _BATCH):
+                batch = names[start : start + _BATCH]
+                objects = dict(zip(batch, self._get(batch)))
+                for name in batch:
+                    items = read_directory(name, _first_from(objects, self._get))
+                    self._known[name] = items
+                    self._entries += len(items)
+                    if level[name]:
+                        deeper.update({item.ref: True for item in items if item.type == FOLDER})
+            level = deeper
+
+
+def _first_from(objects: Mapping[str, Object], get: Get) -> Get:
+    """Return a function that reads objects that are not known yet."""
+
+    def found(names: Sequence[str]) -> Sequence[Object]:
+        return [objects[name] for name in names] if objects.keys() >= {*names} else get(names)
+
+    return found
