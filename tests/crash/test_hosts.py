@@ -191,7 +191,7 @@ def test_the_path_of_another_host_is_not_used(a, hosts):
     a("save")
 
 
-@pytest.mark.parametrize("again", ["b", "c"])
+@pytest.mark.parametrize("again", ["b", "b twice", "c"])
 def test_killed_while_restoring(a, hosts, full_faults, tried, again):
     """On the next open of the same directory, or of another host, the files are exact."""
     a("work", "one")
@@ -202,7 +202,11 @@ def test_killed_while_restoring(a, hosts, full_faults, tried, again):
         with suppress(EOFError):
             b.open(die_at=number)
             break
-        other = b if again == "b" else hosts(f"c{number}")
+        other = hosts(f"c{number}") if again == "c" else b
+        if again == "b twice":
+            with suppress(EOFError):
+                other.open(die_at=number)
+                other.kill()
         other.open()
         assert other("state")["messages"] == ["step one"]
         assert other.content() == files
