@@ -374,7 +374,7 @@ class _TreeRules:
             else:
                 rules, side = self._top, Side(self._tree.root.ref, self._tree.get)
             texts = {
-                item.name: self._tree.get([item.ref])[0].payload
+                item.name: next(iter(self._tree.get([item.ref]))).payload
                 for item in (side.items() if rules.files(directory) else ())
                 if item.name in rules.files(directory) and item.type == FILE and item.id == item.ref
             }

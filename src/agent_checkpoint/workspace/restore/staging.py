@@ -162,12 +162,12 @@ class Staging:
 
     def _put(self, batch: Sequence[tuple[bytes, Item]], get: Get) -> Iterator[None]:
         small = [item.ref for _, item in batch if item.id == item.ref]
-        contents = dict(zip(small, get(small)))
+        contents = iter(get(small))
         for path, item in batch:
             self._count += 1
             with new_file(slot_name(path), self.files) as file:
                 if item.id == item.ref:
-                    blob = contents[item.ref]
+                    blob = next(contents)
                     if blob.kind != BLOB or len(blob.payload) != item.size:
                         raise IntegrityError(
                             f"The object {item.ref} does not match its directory entry."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from agent_checkpoint.store.objects.object_format import Object
@@ -158,20 +158,17 @@ class _ReadAhead:
             deeper: dict[str, bool] = {}
             for start in range(0, len(names), _BATCH):
                 batch = names[start : start + _BATCH]
-                objects = dict(zip(batch, self._get(batch)))
-                for name in batch:
-                    items = read_directory(name, _first_from(objects, self._get))
+                for name, found in zip(batch, self._get(batch)):
+                    items = read_directory(name, _first(name, found, self._get))
                     self._known[name] = items
                     self._entries += len(items)
+                    if self._entries > _MOST_AHEAD:
+                        return
                     if level[name]:
                         deeper.update({item.ref: True for item in items if item.type == FOLDER})
             level = deeper
 
 
-def _first_from(objects: Mapping[str, Object], get: Get) -> Get:
-    """Return a function that reads objects that are not known yet."""
-
-    def found(names: Sequence[str]) -> Sequence[Object]:
-        return [objects[name] for name in names] if objects.keys() >= {*names} else get(names)
-
-    return found
+def _first(name: str, found: Object, get: Get) -> Get:
+    """Return a function that reads all objects but one, which is given."""
+    return lambda names: [found] if list(names) == [name] else get(names)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from agent_checkpoint.errors import IntegrityError
@@ -62,8 +62,8 @@ class Tree(NamedTuple):
         """Whether a file could not be read, or changed while it was read."""
         return any(Note(note.kind).is_loss for note in self.notes)
 
-    def get(self, names: Sequence[str]) -> Sequence[Object]:
-        """Return objects of the tree's store, each verified against its id.
+    def get(self, names: Sequence[str]) -> Iterable[Object]:
+        """Iterate over objects of the tree's store, each verified against its id.
 
         Raises:
             IntegrityError: an object is missing or damaged.
@@ -80,9 +80,8 @@ def tree_of(state: Tree | ObjectRef) -> Tree:
 def objects_from(source: ObjectSource) -> Get:
     """Return a function that reads objects of a store, in the order of the given ids."""
 
-    def get(names: Sequence[str]) -> list[Object]:
-        objects = dict(fetch_objects(source, dict.fromkeys(names)))
-        return [objects[name] for name in names]
+    def get(names: Sequence[str]) -> Iterator[Object]:
+        return (item for _, item in fetch_objects(source, names))
 
     return get
 

@@ -53,8 +53,9 @@ _HEAD = struct.Struct("<cHBQ")
 _CHUNK_LIST = struct.Struct(f"<Q{ID_BYTES}s")
 
 Put = Callable[[bytes, bytes, Sequence[str]], str]
-Get = Callable[[Sequence[str]], Sequence[Object]]
-"""Returns objects in the order of the given ids."""
+Get = Callable[[Sequence[str]], Iterable[Object]]
+"""Iterates over objects in the order of the given ids. A damaged store may have large ones: keep
+one at a time."""
 
 
 class Item(NamedTuple):
