@@ -109,3 +109,19 @@ def test_resuming(resumed_trips, elsewhere):
     assert max(many[0] - few[0], many[1] - few[1]) <= 2  # lists of the state may be deeper
     assert max(many[1], few[1]) <= 18
     assert max(many[0], few[0]) <= (40 if elsewhere else 18)
+
+
+def test_an_object_cache_saves_the_second_restore(remote, monkeypatch, tmp_path):
+    place = tmp_path / "work"
+    make_files(place, 40)
+    with Session("work", agent=Agent(), workspace=place, store=remote.url):
+        pass
+    monkeypatch.setenv(HOST, "another")
+
+    def resume(name):
+        url = f"{remote.url}&cache={tmp_path / 'cache'}"
+        Session("work", agent=Agent(), workspace=tmp_path / name, store=url).close()
+        assert (tmp_path / name / "folder9/inner/9").read_text() == "9 9"
+
+    first, second = remote.trips(resume, "first"), remote.trips(resume, "second")
+    assert second <= first - 5  # directories and files come from the cache
