@@ -10,7 +10,6 @@ from agent_checkpoint import CheckpointManager, Session, tool
 from agent_checkpoint.store.directory_claims import HOST
 from tests.agents import Agent
 from tests.backends.postgres_proxy import Proxy
-from tests.backends.postgres_server import server  # noqa: F401 - a fixture
 
 
 @tool
@@ -26,7 +25,7 @@ def post(text, *, effect):
 class Remote:
     """A store behind a proxy that counts."""
 
-    def __init__(self, server):  # noqa: F811
+    def __init__(self, server):
         self.proxy = Proxy(server.port)
         plain = "&sslmode=disable&gssencmode=disable"  # so that the proxy can count messages
         self.url = server.url(server.new_schema(), port=self.proxy.port, more=plain)
@@ -38,8 +37,8 @@ class Remote:
 
 
 @pytest.fixture
-def remote(server):  # noqa: F811
-    remote = Remote(server)
+def remote(postgres_server):
+    remote = Remote(postgres_server)
     yield remote
     remote.proxy.close()
 

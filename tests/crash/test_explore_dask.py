@@ -10,7 +10,6 @@ pytest.importorskip("psycopg", reason="needs psycopg: pip install 'agent-checkpo
 from agent_checkpoint import Session, explore
 from agent_checkpoint.workspace.fork import isolated
 from agent_checkpoint.workspace.fork.fork_directory import clean_up_all
-from tests.backends.postgres_server import server  # noqa: F401 - a fixture
 from tests.unit.session.explore import strategies
 from tests.unit.session.explore.dask_cluster import cluster  # noqa: F401 - a fixture
 from tests.unit.session.explore.strategies import Spender
@@ -22,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 @pytest.mark.parametrize("has_view", [False, True])
 def test_a_worker_is_killed(
     cluster,  # noqa: F811
-    server,  # noqa: F811
+    postgres_server,
     tmp_path,
     own_home,
     monkeypatch,
@@ -40,7 +39,7 @@ def test_a_worker_is_killed(
     variants = [
         {"place": str(outbox), "parent": True if n == trials // 2 else None} for n in range(trials)
     ]
-    store = server.url(server.new_schema())
+    store = postgres_server.url(postgres_server.new_schema())
     with Session("work", agent=Spender(), workspace=place, store=store) as session:
         before = files_of(place)
         with cluster.get_executor() as executor:

@@ -8,7 +8,6 @@ import pytest
 
 pytest.importorskip("psycopg", reason="needs psycopg: pip install 'agent-checkpoint[postgres]'")
 
-from tests.backends.postgres_server import server  # noqa: F401 - a fixture
 from tests.crash.hosts import Host, HostError
 
 pytestmark = pytest.mark.slow
@@ -17,8 +16,8 @@ MANY = {f"folder{number}/file{number}": f"content {number}\n" for number in rang
 
 
 @pytest.fixture
-def store(server):  # noqa: F811
-    return server.url(server.new_schema())
+def store(postgres_server):
+    return postgres_server.url(postgres_server.new_schema())
 
 
 @pytest.fixture
