@@ -142,6 +142,8 @@ class SessionAgent:
         scope.provider = provider or outer.provider
         with state.writer.lock:
             earlier = state.subagents.get(scope.path)
+            if earlier is not None and earlier.thread is None:
+                earlier.is_open = False  # was looked at only: this one takes its place
             if earlier is not None and earlier.is_open and not earlier.is_lost:
                 raise ConflictError(
                     f"The sub-agent {short_repr(scope.path)} is already open. Wait for its end, or "

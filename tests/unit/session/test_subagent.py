@@ -207,6 +207,17 @@ def test_the_same_name_twice_at_once_is_refused(memory: CheckpointManager) -> No
         assert session.subagent("a").finished
 
 
+def test_a_look_does_not_take_the_name(memory: CheckpointManager) -> None:
+    with Session("job", store=memory) as session:
+        looked_at = session.subagent("a")
+        assert not looked_at.finished
+        with session.subagent("a") as child:
+            child.result = 1
+        assert session.subagent("a").result == 1
+        with pytest.raises(InvalidInputError, match="has ended"):
+            looked_at.__enter__()
+
+
 def test_a_block_runs_once(memory: CheckpointManager) -> None:
     with Session("job", store=memory) as session:
         child = session.subagent("a")
