@@ -35,7 +35,7 @@ def test_every_suggested_command_is_for_the_same_store(place: Path, tmp_path: Pa
     assert suggested(saved.out) == [[*begin, "restore", "@1"]]
     (place / "app.py").write_text("broken\n")
     back = suggested(run(*begin, "restore", "@1", "--yes", at=place).out)
-    assert back[0][:3] == [*begin, "restore"]
+    assert back[0] == [*begin, "undo"]
     assert run(*back[0], "--yes", at=place).status == 0
     assert (place / "app.py").read_text() == "broken\n"
     key = run(*begin, "log", "--json", at=place).data["key"]

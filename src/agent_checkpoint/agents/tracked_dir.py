@@ -58,7 +58,7 @@ def restore_and_save(
 
     Args:
         workspace: the directory, opened with its key.
-        target: a checkpoint of the key.
+        target: a checkpoint of the key, or of a session in the directory.
         tree: the files of the target.
         selected: the paths to restore; None for all.
         only_if: as for `restore`.
@@ -73,7 +73,8 @@ def restore_and_save(
         safety = transition.save(store)
         # The whole tree counts as the target also if some paths were kept: later steps count from
         # there.
-        parents = (target.id,) if selected is None else (safety.checkpoint_id, target.id)
+        is_whole = selected is None and target.key == workspace.key
+        parents = (target.id,) if is_whole else (safety.checkpoint_id, target.id)
         append = partial(_append_result, workspace, target, selected, safety, parents)
         paths = None if selected is None else [relative_path(workspace.path, p) for p in selected]
         try:
@@ -103,13 +104,14 @@ def _append_result(
 ) -> Checkpoint:
     from agent_checkpoint.workspace.tree.tree_edit import EditedTree  # slow to load
 
-    store, key, name = workspace.store, workspace.key, f"@{target.seq}"
+    store, key = workspace.store, workspace.key
+    name = f"@{target.seq}" if target.key == key else f"{target.key}@{target.seq}"
     label = f"to {name}" if selected is None else f"{format_paths(selected)} from {name}"
     files: Any = CapturedState(EditedTree(safety.tree, plan.steps, plan.tree), store.writer)
     draft = Draft(
         key,
         {FILES: files},
-        kind=Kind.ROLLBACK if selected is None else Kind.RESTORE,
+        kind=Kind.ROLLBACK if len(parents) == 1 else Kind.RESTORE,
         label=f"{RESTORED}{label}".encode("utf-8", "replace").decode(),
         claim=make_claim(store.backend, key, workspace.path),
     )

@@ -13,6 +13,7 @@ from agent_checkpoint.formatting import one_line
 from agent_checkpoint.records import Checkpoint, short_repr
 
 if TYPE_CHECKING:
+    from agent_checkpoint.agents.directory_keys import DirectoryKey
     from agent_checkpoint.manager.manager import CheckpointManager
 
 STORE = "AGENT_CHECKPOINT_STORE"
@@ -84,24 +85,18 @@ class StoreLocation:
         """
         if name is not None and name != HERE:
             return self._named(manager, name, sessions)
-        from agent_checkpoint.agents.directory_keys import (
-            find_directory_keys,
-            unverified_keys,
-            unverified_notice,
-        )
-
-        here = self.directory
-        around = [here, *here.parents]
-        found = find_directory_keys(manager.store, around)
-        for directory in around:
-            for entry in found.get(directory, ()):
+        for entries in self.directory_keys(manager).values():
+            for entry in entries:
                 if entry.is_session or not sessions:
                     return entry.key
+        here = self.directory
         if sessions:
             raise NotFoundError(
                 f"{one_line(here)} has no session. Pass the key of a session; "
                 "`agent-checkpoint tasks --all` lists them."
             )
+        from agent_checkpoint.agents.directory_keys import unverified_keys, unverified_notice
+
         others = unverified_keys(manager.store, here)
         if others:
             raise NotFoundError(
@@ -111,6 +106,19 @@ class StoreLocation:
             f"{one_line(here)} has no checkpoints yet. Run `agent-checkpoint save`, or pass a "
             "key; `agent-checkpoint keys` lists them."
         )
+
+    def directory_keys(self, manager: CheckpointManager) -> dict[Path, list[DirectoryKey]]:
+        """Return the keys of the directory and of its parents, the nearest directory first.
+
+        Raises:
+            StorageError: the medium failed.
+        """
+        from agent_checkpoint.agents.directory_keys import find_directory_keys
+
+        here = self.directory
+        around = [here, *here.parents]
+        found = find_directory_keys(manager.store, around)
+        return {directory: found[directory] for directory in around if directory in found}
 
     def _named(self, manager: CheckpointManager, name: str, sessions: bool) -> str:
         from agent_checkpoint.session.session_record import SESSION_PART

@@ -46,8 +46,8 @@ def arguments(parser: Parser) -> None:
     parser.previewed("show the plan, change nothing")
 
 
-def run(args: Args, location: StoreLocation) -> CommandResult:
-    """Show the plan, ask for confirmation, and restore."""
+def run(args: Args, location: StoreLocation, about: str = "") -> CommandResult:
+    """Show the plan, below the line `about`, ask for confirmation, and restore."""
     from agent_checkpoint.agents.tracked_dir import open_tracked, restore_and_save
 
     with location.manager() as manager, _made(args.into, location):
@@ -78,7 +78,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
                 _show,
                 paths=paths,
                 of_others=of_others,
-                notices=notices,
+                notices=[about, *notices] if about else notices,
                 is_copy=args.into is not None,
             )
             while done is None:
@@ -96,12 +96,8 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
                 try:
                     with args.out.progress("Restoring") as tell:
                         callbacks.append(tell)
-                        done = (
-                            restore_and_save(
-                                tracked, checkpoint, tree, chosen, only_if=only_if, **options
-                            )
-                            if is_own
-                            else tracked.restore(tree, paths=chosen, only_if=only_if, **options)
+                        done = restore_and_save(
+                            tracked, checkpoint, tree, chosen, only_if=only_if, **options
                         )
                 except PlanChangedError as error:
                     show_plan_changed(args, error)
@@ -115,8 +111,9 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         if done.safety_id is not None:
             into = f" --into {shell_quote(str(directory))} --force" if args.into is not None else ""
             back = f"restore {shell_quote(done.safety_id)}{into}"
-            if is_own:
-                back = "undo" if location.directory == directory else f"undo {shell_quote(key)}"
+            here = location.directory
+            if directory in (here, *here.parents) and args.into is None:
+                back = "undo" if here == directory else f"undo {shell_quote(key)}"
             out.hint("To undo", back, style="")
 
     return CommandResult(_data(done, checkpoint, directory, of_others, done=True), tell_end)

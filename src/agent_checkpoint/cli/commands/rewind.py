@@ -52,13 +52,14 @@ def arguments(parser: Parser) -> None:
     parser.previewed("show the plan, change nothing")
 
 
-def run(args: Args, location: StoreLocation) -> CommandResult:
-    """List the tool calls, or rewind to one."""
+def run(args: Args, location: StoreLocation, about: str = "") -> CommandResult:
+    """List the tool calls, or rewind to one; the line `about` is above the plan."""
     if args.N < 1:
         raise InvalidInputError("-N must be at least 1.")
     with location.manager() as manager:
         key = _session_key(args, location, manager)
         finished = recover_rewind(manager.store, key)
+        notices = [text for text in (about, finished) if text]
         if args.id is None:
             return _list(manager, key, args.N, finished)
         target = _target(args.id, location, manager, key)
@@ -89,7 +90,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
             while not is_done:
                 rewind.preview()
                 plan, data = rewind.plan, _data(rewind, target, finished, done=False)
-                preview = CommandResult(data, lambda out: _preview(out, rewind, paths, finished))
+                preview = CommandResult(data, lambda out: _preview(out, rewind, paths, notices))
                 if args.dry_run:
                     return preview
                 if not confirmed(args, preview.show, question):
@@ -102,7 +103,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
 
     def tell(out: Output) -> None:
         if args.yes:
-            _preview(out, rewind, paths, finished)
+            _preview(out, rewind, paths, notices)
         else:
             show_plan_changes(out, plan, rewind.plan, paths)
         out.line(f"Rewound to @{target.seq}: {one_line(target.label)}", style="green")
@@ -182,7 +183,7 @@ def _list(manager: CheckpointManager, key: str, limit: int, finished: str | None
         )
 
     def tell(out: Output) -> None:
-        _show_finished(out, finished)
+        _show_notices(out, [finished] if finished else [])
         out.line(one_line(key), style="bold")
         cells = []
         for row in rows:
@@ -197,8 +198,8 @@ def _list(manager: CheckpointManager, key: str, limit: int, finished: str | None
     return CommandResult({"key": key, "checkpoints": rows, "finished": finished}, tell)
 
 
-def _preview(out: Output, rewind: Rewind, paths: RelativePaths, finished: str | None) -> None:
-    _show_finished(out, finished)
+def _preview(out: Output, rewind: Rewind, paths: RelativePaths, notices: list[str]) -> None:
+    _show_notices(out, notices)
     plan = rewind.plan
     if plan is not None and (plan or plan.leave):
         out.line(f"In {one_line(rewind.directory)}:")
@@ -212,9 +213,9 @@ def _preview(out: Output, rewind: Rewind, paths: RelativePaths, finished: str | 
         out.line(f"The checkpoint has no conversation, so it is not rewound: {why}", style="yellow")
 
 
-def _show_finished(out: Output, finished: str | None) -> None:
-    if finished is not None:
-        out.line(one_line(finished), style="yellow")
+def _show_notices(out: Output, notices: list[str]) -> None:
+    for notice in notices:
+        out.line(one_line(notice), style="yellow")
 
 
 def _show_limits(out: Output, note: SessionNote) -> None:

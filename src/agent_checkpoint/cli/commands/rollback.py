@@ -21,6 +21,7 @@ from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.options import RollbackEffects
 from agent_checkpoint.records import parse_checkpoint_id
 from agent_checkpoint.records import short_repr as show_name
+from agent_checkpoint.session.agent_scope import SUBAGENTS, part_groups
 from agent_checkpoint.session.rollback.rollback_preview import preview_rollback
 from agent_checkpoint.session.rollback.rollback_report import RollbackReport
 from agent_checkpoint.session.session import Session
@@ -35,7 +36,7 @@ agent-checkpoint rollback --parts workspace     files only
 agent-checkpoint rollback --dry-run             show what would change
 agent-checkpoint rollback --effects compensate --import shop.tools   run compensations first
 """
-_SHOWN = 20
+_SHOWN, _MOST_SUBAGENTS = 20, 4
 
 
 def arguments(parser: Parser) -> None:
@@ -46,6 +47,17 @@ def arguments(parser: Parser) -> None:
     where.add_argument(
         "--steps", type=int, default=1, metavar="N", help="number of steps (default: 1)"
     )
+    effects_arguments(parser)
+    parser.repeatable(
+        "--parts", "NAME", "roll back only these parts, such as workspace; repeatable", default=None
+    )
+    parser.flag("--keep-unseen", "keep files created or changed since the last regular checkpoint")
+    parser.add("--workspace", "DIR", "directory for the files, if the session is not bound to one")
+    parser.previewed("show the plan, change nothing")
+
+
+def effects_arguments(parser: Parser) -> None:
+    """Add the options for external side effects since the target."""
     parser.add_argument(
         "--effects",
         choices=get_args(RollbackEffects),
@@ -59,16 +71,10 @@ def arguments(parser: Parser) -> None:
         "import the module that defines the agent's tools, for compensations; runs its code",
         dest="modules",
     )
-    parser.repeatable(
-        "--parts", "NAME", "roll back only these parts, such as workspace; repeatable", default=None
-    )
-    parser.flag("--keep-unseen", "keep files created or changed since the last regular checkpoint")
-    parser.add("--workspace", "DIR", "directory for the files, if the session is not bound to one")
-    parser.previewed("show the plan, change nothing")
 
 
-def run(args: Args, location: StoreLocation) -> CommandResult:
-    """Show the report, ask for confirmation, and roll back."""
+def run(args: Args, location: StoreLocation, about: str = "") -> CommandResult:
+    """Show the report, below the line `about`, ask for confirmation, and roll back."""
     if args.steps < 0:
         raise InvalidInputError("--steps must not be negative.")
     parts = [name for names in args.parts or () for name in names.split(",") if name] or None
@@ -94,12 +100,16 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
                 keep_unseen=args.keep_unseen,
                 workspace=place,
             ).report
-            to, data = preview.target, _data(key, preview)  # a second prompt uses the same target
-            show_it = partial(_show, key=key, report=preview, paths=paths)
+            to = preview.target  # a second prompt uses the same target
+            is_refused = forgets and bool(preview.blocking) and args.effects != "warn"
+            data = _data(key, preview, is_refused)
+            show_it = partial(
+                _show, key=key, report=preview, paths=paths, about=about, is_refused=is_refused
+            )
             if args.dry_run:
                 return CommandResult(data, show_it)
-            if forgets and preview.blocking and args.effects != "warn":
-                return _refused(key, preview)
+            if is_refused:
+                return _refused(key, preview, about)
             if not confirmed(args, show_it, f"{question}."):
                 return declined(data)
             session = Session(key, store=manager, workspace=place, every="manual")
@@ -115,13 +125,13 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
                 show_plan_changed(args, error)
             except RollbackRefusedError as error:
                 report = error.report if isinstance(error.report, RollbackReport) else preview
-                return _refused(key, report)
+                return _refused(key, report, about)
             finally:
                 session.close()
 
     def tell(out: Output) -> None:
         if args.yes:
-            _show(out, key, done, paths)
+            _show(out, key, done, paths, about)
         else:
             show_plan_changes(out, preview.files, done.files, paths)
         _show_done(out, key, done)
@@ -159,10 +169,21 @@ def _show_done(out: Output, key: str, report: RollbackReport) -> None:
         out.hint("To undo", back, style="")
 
 
-def _show(out: Output, key: str, report: RollbackReport, paths: RelativePaths) -> None:
+def _show(
+    out: Output,
+    key: str,
+    report: RollbackReport,
+    paths: RelativePaths,
+    about: str = "",
+    is_refused: bool = False,
+) -> None:
+    if about:
+        out.line(one_line(about), style="yellow")
     words = "Would roll back" if report.id is None else "Rolled back"
-    parts = ", ".join(one_line(name, 60) for name in report.parts)
-    out.line(f"{words} {one_line(key)} to {_short_id(report.target)}: {parts}")
+    out.line(f"{words} {one_line(key)} to {_short_id(report.target)}: {_part_words(report)}")
+    if is_refused:
+        effects = format_count(len(report.blocking), "external side effect")
+        out.line(f"  refused without --effects warn: {effects} cannot be undone", style="bold red")
     _show_effects(out, report)
     if report.files is not None:
         if not report.files and not report.files.leave:
@@ -171,6 +192,15 @@ def _show(out: Output, key: str, report: RollbackReport, paths: RelativePaths) -
     if report.void:
         requests = format_count(len(report.void), "approval request")
         out.line(f"  {requests} no longer valid", style="yellow")
+
+
+def _part_words(report: RollbackReport) -> str:
+    """Return the names of the parts; many sub-agents are counted."""
+    names = part_groups(report.parts)
+    subagents = [name for name in names if name.startswith(SUBAGENTS)]
+    counted = subagents if len(subagents) > _MOST_SUBAGENTS else []
+    shown = [one_line(name, 60) for name in names if name not in counted]
+    return ", ".join([*shown, format_count(len(counted), "sub-agent")] if counted else shown)
 
 
 def _show_effects(out: Output, report: RollbackReport) -> None:
@@ -192,11 +222,14 @@ def _show_effects(out: Output, report: RollbackReport) -> None:
         out.some(lines, out.limit(_SHOWN), f"  {heading}: {{:,}} more", style=style)
 
 
-def _refused(key: str, report: RollbackReport) -> CommandResult:
-    return CommandResult(_data(key, report), lambda out: _show_refusal(out, report), REFUSED)
+def _refused(key: str, report: RollbackReport, about: str) -> CommandResult:
+    data = _data(key, report, is_refused=True)
+    return CommandResult(data, lambda out: _show_refusal(out, report, about), REFUSED)
 
 
-def _show_refusal(out: Output, report: RollbackReport) -> None:
+def _show_refusal(out: Output, report: RollbackReport, about: str) -> None:
+    if about:
+        out.line(one_line(about), style="yellow")
     number = len(report.blocking)
     effects = format_count(number, "external side effect")
     out.line(
@@ -217,11 +250,12 @@ def _short_id(name: str) -> str:
     return one_line(name) if place is None else f"@{place.seq}"
 
 
-def _data(key: str, report: RollbackReport) -> dict[str, Any]:
+def _data(key: str, report: RollbackReport, is_refused: bool = False) -> dict[str, Any]:
     names = ("irreversible", "unknown", "compensable", "compensated", "replayable", "gone")
     return {
         "key": key,
         "done": report.id is not None,
+        "refused": is_refused,
         **json_fields(report, "target parts id safety_id"),
         "effects": {name: [effect_json(item) for item in getattr(report, name)] for name in names},
         **json_fields(report, "failure foreign void notices"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.records import (
@@ -112,23 +112,50 @@ def task_start(state: SessionState, began: str | None) -> Checkpoint | None:
     return next((item for item in entries if item.ts_ns == parsed.ts_ns), None)
 
 
+class LastOperation(NamedTuple):
+    """The last rollback, restore or adopt of a key."""
+
+    done: Checkpoint
+    """Its checkpoint; the safety checkpoint of a restore that recorded no result."""
+    safety: Checkpoint | None
+    """The checkpoint that an undo returns to; None if it was removed, or no result was recorded."""
+
+
+def last_operation(store: Store, key: str, *, unrecorded: bool = False) -> LastOperation | None:
+    """Return the last operation that replaced the state of a key; None if there was none.
+
+    Args:
+        store: the store of the key.
+        key: the key.
+        unrecorded: whether a safety checkpoint alone counts. `Workspace.restore` saves only that.
+
+    Raises:
+        CheckpointError: the history cannot be read.
+    """
+    done: Checkpoint | None = None
+    for checkpoint in store.newest_first(key):
+        is_safety = checkpoint.kind == Kind.SAFETY
+        if done is None:
+            if is_safety and unrecorded:
+                return LastOperation(checkpoint, None)
+            done = checkpoint if checkpoint.kind in ROLLBACK_KINDS else None
+        elif not is_safety and _is_reverted(checkpoint, done):
+            done = None
+        else:
+            return LastOperation(done, checkpoint if is_safety else None)
+    return None if done is None else LastOperation(done, None)
+
+
 def undo_target(store: Store, key: str) -> Checkpoint:
     """Return the safety checkpoint before the last rollback of a key, full or partial.
 
     Raises:
         NotFoundError: there was no rollback, or its safety checkpoint was removed.
     """
-    rollback: Checkpoint | None = None
-    for checkpoint in store.newest_first(key):
-        if rollback is None:
-            rollback = checkpoint if checkpoint.kind in ROLLBACK_KINDS else None
-        elif checkpoint.kind == Kind.SAFETY:
-            return checkpoint
-        elif _is_reverted(checkpoint, rollback):
-            rollback = None
-        else:
-            break
-    raise NotFoundError(f"The key {short_repr(key)} has no rollback, restore or adopt to undo.")
+    last = last_operation(store, key)
+    if last is None or last.safety is None:
+        raise NotFoundError(f"The key {short_repr(key)} has no rollback, restore or adopt to undo.")
+    return last.safety
 
 
 def _is_reverted(checkpoint: Checkpoint, by: Checkpoint) -> bool:
