@@ -110,6 +110,7 @@ def test_nothing_was_typed() -> None:
     [
         (["sav"], "did you mean save?"),
         (["rolback"], "did you mean rollback?"),
+        (["history"], "did you mean agent-checkpoint log?"),
         (["save", "--lable", "x"], "did you mean --label?"),
         (["--stor", "x", "log"], "did you mean --store?"),
         (["completion", "bsh"], "did you mean bash?"),
@@ -225,14 +226,12 @@ def test_completion_knows_all(shell: str, tmp_path: Path) -> None:
 
 
 def test_bash_completes(tmp_path: Path) -> None:
-    script = (
-        run("completion", "bash").out
-        + """
-COMP_WORDS=(agent-checkpoint --store x pru) COMP_CWORD=3; _agent_checkpoint; echo "${COMPREPLY[@]}"
-COMP_WORDS=(agent-checkpoint prune --keep-l) COMP_CWORD=2; _agent_checkpoint; echo "${COMPREPLY[@]}"
-COMP_WORDS=(agent-checkpoint effects re) COMP_CWORD=2; _agent_checkpoint; echo "${COMPREPLY[@]}"
-"""
-    )
+    script = run("completion", "bash").out + "\n"
+    for words in ("--store x pru", "prune --keep-l", "effects re"):
+        line = f"agent-checkpoint {words}"
+        script += f"COMP_LINE='{line}' COMP_POINT={len(line)} COMP_WORDS=({line})\n"
+        script += f"COMP_CWORD={len(words.split())}\n"
+        script += '_agent_checkpoint; echo "${COMPREPLY[@]}"\n'
     done = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["prune", "--keep-latest", "resolve"]
 

@@ -23,3 +23,20 @@ def test_a_step_has_its_tokens_cost_and_time(tmp_path: Path) -> None:
     assert "  metrics  cached_tokens=0\n" in show.out
     assert "m -> tokens" in show.out
     assert run("--store", store, "log", "job", "--json").data["checkpoints"][1]["metrics"]["cost"]
+
+
+def test_show_has_the_totals_of_a_closed_session_and_its_subagents(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with Session("job", store=store, prices=PRICES) as session:
+        for _ in range(2):
+            session.model(lambda **_: REPLY, model="m", messages=["hi"])
+            session.save()
+        with session.subagent("kid") as kid:
+            kid.model(lambda **_: REPLY, model="m", messages=["hi"])
+    show = run("--store", store, "show", "job").out
+    assert "  total    3 model calls, 3,600+102 tokens, cost 0.01233, 0.0 s\n" in show
+    totals = run("--store", store, "show", "job", "--json").data["totals"]
+    assert (totals["model_calls"], totals["input_tokens"]) == (3, 3600)
+    with Session("quiet", store=store) as session:
+        session.save()
+    assert "total" not in run("--store", store, "show", "quiet").out

@@ -6,13 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from agent_checkpoint import CheckpointManager
+from agent_checkpoint import CheckpointManager, Session
 from tests.cli.test_commands import read_until
-from tests.cli.world import opened, run
+from tests.cli.world import explode, opened, run
 
 
 def test_a_dot_is_the_directory_in_every_command(repo: Path) -> None:
@@ -102,6 +103,11 @@ def test_bash_completes_names(keys: Path, tmp_path: Path) -> None:
         (f"{of_other} log --sto", f"{of_other} log --sto"),
         ("agent-checkpoint restore @", "agent-checkpoint restore @"),
         (f"{of_other} log ", f"{of_other} log ''"),
+        (f"agent-checkpoint --store={tmp_path}/other log fix-", "agent-checkpoint log fix-"),
+        (f"agent-checkpoint log --store {tmp_path}/other fix-", "agent-checkpoint log fix-"),
+        (f"agent-checkpoint log --store={tmp_path}/other fix-", "agent-checkpoint log fix-"),
+        ("agent-checkpoint --store ", "agent-checkpoint --store ''"),
+        ("agent-checkpoint log --store=", "agent-checkpoint log --store = ''"),
     ]
     script = run("completion", "bash").out + "\n"
     for line, words in asked:
@@ -113,7 +119,32 @@ def test_bash_completes_names(keys: Path, tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert (lines[:4], done.stderr) == (["fix-bug", "odd", "--store", "@2 @1"], "")
     assert lines[4].split()[-2:] == ["fix-bug", "fix:odd"]
+    assert lines[5:] == ["fix-bug"] * 3 + ["", ""]  # the last two: files
     assert not (keys / "hacked").exists()
+
+
+@pytest.mark.usefixtures("on_path")
+def test_shells_complete_requests_and_effects(request_id: str, tmp_path: Path) -> None:
+    with Session("rocket"), suppress(TimeoutError):
+        explode("north")
+    (effect,) = [row["id"] for row in run("effects", "--all", "--unknown", "--json").data]
+    lines = ["approvals approve appr", "approvals revoke appr", f"effects resolve {effect[:3]}"]
+    script = run("completion", "bash").out + "\n"
+    for line in lines:
+        words = f"agent-checkpoint {line}"
+        script += f"COMP_LINE='{words}' COMP_POINT={len(words)} COMP_WORDS=({words})\n"
+        script += 'COMP_CWORD=3; _agent_checkpoint; echo "${COMPREPLY[@]}"\n'
+    done = subprocess.run(["bash"], input=script, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.stdout.splitlines(), done.stderr) == ([request_id, "", effect], "")
+    if shutil.which("fish") is not None:
+        asked = "".join(f"complete -C 'agent-checkpoint {line}'\n" for line in lines)
+        fish = run("completion", "fish").out + asked
+        shown = subprocess.run(["fish", "--no-config"], input=fish, capture_output=True, text=True)
+        assert {request_id, effect} <= set(shown.stdout.split())
+    run("approvals", "approve", request_id)
+    revoked = run("completion", "--after", "approvals revoke", "names")
+    assert revoked.out.split() == [request_id]
+    assert run("completion", "--after", "approvals deny", "names").out == "\n"
 
 
 @pytest.mark.usefixtures("on_path")

@@ -331,3 +331,35 @@ def test_no_request_of_that_name(request_id: str) -> None:
     wrong = run("approvals", "aprove", request_id)
     assert wrong.status == 2
     assert "did you mean approve?" in wrong.err
+
+
+def test_diff_stat_counts_messages_and_names_values(session: Path) -> None:
+    del session
+    full, short = run("diff", "fix@1", "fix"), run("diff", "fix@1", "fix", "--stat")
+    assert "I read now." in full.out
+    assert "I read now." not in short.out
+    assert "messages: 3 added\n" in short.out
+    assert "  ~ agent.steps\n" in short.out
+    assert "  + read.txt\n" in short.out
+
+
+def test_a_request_is_denied_with_a_reason_after_its_id(request_id: str) -> None:
+    assert run("approvals", "approve", request_id, "because").status == 2
+    assert run("approvals", "deny", request_id, "no", "--reason", "no").status == 2
+    assert run("approvals", "deny", request_id, "not on a Friday").status == 0
+    with (
+        pytest.raises(ApprovalDeniedError, match="not on a Friday"),
+        Session("release"),
+    ):
+        publish("1.2", "Many things.")
+
+
+def test_a_used_answer_names_who_gave_it_and_what_was_edited(request_id: str) -> None:
+    run("approvals", "edit", request_id, "--set", "notes=Few", "--by", "me")
+    with Session("release"):
+        assert publish("1.2", "Many things.") == "published 1.2: Few"
+    shown = run("approvals", "--all").out
+    assert "  approved by me, used\n" in shown
+    assert 'notes (edited): "Few"' in shown
+    assert 'version: "1.2"' in shown
+    assert run("approvals", "--all", "--json").data[0]["edited"] == ["notes"]

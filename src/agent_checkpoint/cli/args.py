@@ -30,6 +30,7 @@ END = (
     "2 usage error, 3 not found, 4 refused, 130 interrupted."
 )
 _ELSEWHERE = {
+    "history": f"did you mean {NAME} log?",
     "help": f"use {NAME} --help or {NAME} COMMAND --help",
     "version": f"use {NAME} --version",
     "list": f"use {NAME} keys to list keys, or {NAME} log for the history of a key",

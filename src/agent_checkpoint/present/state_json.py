@@ -5,7 +5,7 @@ States are not decoded into objects, so no stored code can run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agent_checkpoint.core.state_diff import diff_states
@@ -112,33 +112,6 @@ def compare_logs(before: Any, after: Any) -> dict[str, list[Any]]:
     while same < min(len(old), len(new)) and old[same] == new[same]:
         same += 1
     return {"removed": old[same:], "added": new[same:]}
-
-
-def message_line(item: Any, limit: int, cut: Callable[[int], int]) -> str:
-    """Return a message or a tool call as one line.
-
-    Args:
-        item: the message or tool call.
-        limit: the maximum length of its contents.
-        cut: maps the maximum length of other strings on a terminal to the actual maximum.
-    """
-    from agent_checkpoint.formatting import one_line, value_summary
-
-    if isinstance(item, dict) and isinstance(item.get("role"), str) and "content" in item:
-        content = item["content"]
-        words = (
-            one_line(content, limit) if isinstance(content, str) else value_summary(content, limit)
-        )
-        return f"{one_line(item['role'], cut(40))}: {words}"
-    if isinstance(item, dict) and isinstance(item.get("tool"), str):
-        what = "error" if "error" in item else "result"
-        call = f"{one_line(item['tool'], cut(60))}({value_summary(item.get('arguments'), limit)})"
-        return f"{call} -> {what} {value_summary(item.get(what), cut(80))}"
-    if isinstance(item, dict) and isinstance(item.get("prefix"), dict):
-        what = "error" if "error" in item else "tokens"
-        model = one_line(str(item.get("model")), cut(60))
-        return f"{model} -> {what} {value_summary(item.get(what), cut(80))}"
-    return value_summary(item, limit)
 
 
 def _below(part: str, path: str) -> str:

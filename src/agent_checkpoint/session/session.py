@@ -23,6 +23,7 @@ from agent_checkpoint.errors import (
     StateError,
     WorkspaceError,
 )
+from agent_checkpoint.formatting import format_count
 from agent_checkpoint.manager.checkpoint_parts import check_text
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.options import (
@@ -248,8 +249,8 @@ class Session(SessionAgent):
         notices += state.problems
         if state.writer.redacted:
             notices.append(
-                f"redact= replaced {state.writer.redacted} values by placeholders in the saved "
-                "checkpoints. A restore brings back the placeholders."
+                f"redact= replaced {format_count(state.writer.redacted, 'value')} by placeholders "
+                "in the saved checkpoints. A restore brings back the placeholders."
             )
         notices += [
             f"{effect.words} succeeded after it had been recorded as failed, and may have been "

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import tempfile
 from argparse import ArgumentParser, Namespace
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,19 +19,20 @@ from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import CheckpointError, InvalidInputError, StateError
 from agent_checkpoint.formatting import shell_quote, value_summary
 from agent_checkpoint.records import same_json, short_repr
-from agent_checkpoint.session.effects.approvals import Approvals
+from agent_checkpoint.session.effects.approvals import Approvals, edits_of
 from agent_checkpoint.session.effects.edited_arguments import (
     fitting_value,
     read_json,
     typed_value,
 )
+from agent_checkpoint.store.ledger.ledger_state import ApprovalRequest
 from agent_checkpoint.store.store import Store
 
 EXAMPLES = """
 agent-checkpoint approvals                     pending requests of all sessions
 agent-checkpoint approvals list fix-bug-42     pending requests of one session
 agent-checkpoint approvals approve approval-3f2a
-agent-checkpoint approvals deny approval-3f2a --reason "not on a Friday"
+agent-checkpoint approvals deny approval-3f2a "not on a Friday"
 agent-checkpoint approvals revoke approval-3f2a    take the answer back, if it was not used yet
 agent-checkpoint approvals edit approval-3f2a --set cents=995 --set 'title=Version 1.2'
 agent-checkpoint approvals edit approval-3f2a --set-json 'cents="all of it"'   another type
@@ -61,10 +63,9 @@ def arguments(parser: ArgumentParser) -> None:
         metavar="KEY|ID",
         help="list: the session (default: all); otherwise the request id, or a unique prefix of it",
     )
+    parser.add_argument("why", nargs="?", metavar="REASON", help="deny: as --reason")
     parser.add_argument("--all", action="store_true", help="list: include decided requests")
-    parser.add_argument(
-        "--reason", default="", metavar="TEXT", help="deny: the reason, shown to the agent"
-    )
+    parser.add_argument("--reason", metavar="TEXT", help="deny: the reason, shown to the agent")
     parser.add_argument(
         "--set",
         action="append",
@@ -93,6 +94,10 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """List requests, or decide on one."""
+    if args.why is not None and (args.verb != "deny" or args.reason is not None):
+        raise InvalidInputError(
+            f"Unexpected argument {short_repr(args.why)}: only `deny` takes one reason."
+        )
     with location.manager() as manager:
         approvals = Approvals(manager.store)
         if args.verb == "list":
@@ -109,7 +114,7 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
         name = match_id(args.name, names, "request")
         by = args.by or _user()
         if args.verb == "deny":
-            approvals.deny(name, args.reason, by=by)
+            approvals.deny(name, args.reason or args.why or "", by=by)
         elif args.verb == "revoke":
             approvals.revoke(name, by=by)
         else:
@@ -133,16 +138,26 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
 
 
 def _rows(store: Store, approvals: Approvals, key: str | None, answered: bool) -> list[_Row]:
-    found = approvals.pending(key)
-    if answered:
-        known = {item.id for item in found}
-        others = [item for ledger in all_ledgers(store) for item in ledger.state.requests.values()]
-        found += [item for item in others if item.id not in known and key in (None, item.session)]
     rows = []
-    for request in found:
+    for request in approvals.pending(key):
         arguments = None if request.status == "unreadable" else _arguments(approvals, request.id)
-        rows.append(_Row({**request_json(request), "arguments": arguments}, request.status_text))
+        rows.append(_row(request, arguments, []))
+    known = {row.data["id"] for row in rows}
+    for ledger in all_ledgers(store) if answered else ():
+        for request in ledger.state.requests.values():
+            if request.id not in known and key in (None, request.session):
+                edited: list[str] = []
+                with suppress(StateError, InvalidInputError):  # as for `_arguments`
+                    edited = list(edits_of(ledger, request))
+                rows.append(_row(request, _arguments(approvals, request.id), edited))
     return rows
+
+
+def _row(request: ApprovalRequest, arguments: dict[str, Any] | None, edited: list[str]) -> _Row:
+    data = {**request_json(request), "arguments": arguments, "edited": edited}
+    answer, then, use = request.status_text.partition(", ")
+    by = f" by {one_line(request.by, 60)}" if request.by else ""
+    return _Row(data, f"{answer}{by}{then}{use}")
 
 
 def _arguments(approvals: Approvals, name: str) -> dict[str, Any] | None:
@@ -260,7 +275,6 @@ def _show(out: Output, rows: list[_Row], answered: bool) -> None:
     for row, text in rows:
         late = f", until {format_time(row['expires'])}" if row["expires"] else ""
         status = "" if text == "pending" else f"  {text}"
-        status += f" by {one_line(row['by'], 60)}" if row["by"] else ""
         agent = f"  sub-agent {one_line(row['subagent'], 60)}" if row["subagent"] else ""
         out.pieces(
             (one_line(row["id"], 80), "cyan"),
@@ -269,7 +283,9 @@ def _show(out: Output, rows: list[_Row], answered: bool) -> None:
         )
         out.pieces((f"  {one_line(row['words'], limit)}", "bold"))
         for name, value in (row["arguments"] or {}).items():
-            out.pieces((f"    {one_line(name, 60)}: {value_summary(value, limit or 100_000)}", ""))
+            mark = " (edited)" if name in row["edited"] else ""
+            shown = value_summary(value, limit or 100_000)
+            out.pieces((f"    {one_line(name, 60)}{mark}: {shown}", "yellow" if mark else ""))
         if row["reason"]:
             out.pieces((f"    {one_line(row['reason'], limit)}", "dim"))
     if any(text == "pending" for _, text in rows):

@@ -1,7 +1,7 @@
 """`completion`: shell completion scripts, generated from the parsers; the names of a store.
 
-The scripts call `completion names` for keys and checkpoints. A store may hold any text, so only
-names without characters that are special in a shell are completed.
+The scripts call `completion names` for keys, checkpoints, requests and effects. A store may hold
+any text, so only names without characters that are special in a shell are completed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from agent_checkpoint.cli.args import NAME, Args, Parser, parser_of
 from agent_checkpoint.cli.command_table import COMMANDS
+from agent_checkpoint.cli.effect_output import all_ledgers
 from agent_checkpoint.cli.output import CommandResult
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import CheckpointError
+from agent_checkpoint.store.ledger.ledger_state import UNDOING, UNKNOWN
 
 if TYPE_CHECKING:
     from agent_checkpoint.manager.manager import CheckpointManager
@@ -53,6 +55,7 @@ def arguments(parser: Parser) -> None:
         choices=(*SHELLS, _NAMES),
         help="the shell; names: print the keys and checkpoints that start with PREFIX",
     )
+    parser.add("--after", "WORDS", "names: the command and its verb, such as 'effects resolve'")
     parser.add_argument("prefix", nargs="?", default="", metavar="PREFIX", help="names: the prefix")
 
 
@@ -61,10 +64,34 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
     if args.shell == _NAMES:
         found: list[str] = []
         with suppress(CheckpointError, OSError), location.manager() as manager:
-            found.extend(_find_names(manager, location, args.prefix))
+            ids = _find_ids(manager, args.after or "")
+            names = ids if ids is not None else _find_names(manager, location, args.prefix)
+            found.extend(
+                name
+                for name in dict.fromkeys(names)
+                if name.startswith(args.prefix) and _PLAIN.fullmatch(name)
+            )
         return CommandResult({"names": found}, lambda out: out.line("\n".join(found)))
     script = {"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell](_commands())
     return CommandResult({"shell": args.shell, "script": script}, lambda out: out.line(script))
+
+
+def _find_ids(manager: CheckpointManager, after: str) -> list[str] | None:
+    """Return the requests or effects that a verb takes; None if it takes neither.
+
+    Raises:
+        CheckpointError: the store cannot be read.
+    """
+    command, _, verb = after.partition(" ")
+    ledgers = all_ledgers(manager.store)
+    if (command, verb) == ("effects", "resolve"):
+        effects = [effect for ledger in ledgers for effect in ledger.all_effects()]
+        return [effect.id for effect in effects if effect.status in (UNKNOWN, UNDOING)]
+    if command == "approvals" and verb in ("approve", "deny", "edit", "revoke"):
+        requests = [item for ledger in ledgers for item in ledger.state.requests.values()]
+        is_revoke = verb == "revoke"
+        return [item.id for item in requests if (item.is_answered if is_revoke else item.is_open)]
+    return None
 
 
 def _find_names(manager: CheckpointManager, location: StoreLocation, prefix: str) -> Iterator[str]:
@@ -79,9 +106,7 @@ def _find_names(manager: CheckpointManager, location: StoreLocation, prefix: str
     for key in keys:
         if prefix.startswith(f"{key}_"):
             names += [row["id"] for row in manager.history(key, _MOST)]
-    for name in dict.fromkeys(names):
-        if name.startswith(prefix) and _PLAIN.fullmatch(name):
-            yield name
+    yield from names
 
 
 def _commands() -> list[_Command]:
@@ -105,38 +130,49 @@ def _commands() -> list[_Command]:
 
 
 def _names(command: _Command) -> str:
-    names = [name for action in command.options for name in action.option_strings]
-    return " ".join([*command.words, *names])
+    return " ".join(name for action in command.options for name in action.option_strings)
 
 
 def _bash(commands: list[_Command]) -> str:
-    cases = "\n".join(f'    {item.name}) words="{_names(item)}" ;;' for item in commands)
+    cases = "\n".join(
+        f'    {item.name}) words="{_names(item)}" verbs="{" ".join(item.words)}" ;;'
+        for item in commands
+    )
     with_names = "|".join(item.name for item in commands if item.has_names)
     return f"""\
 _agent_checkpoint() {{
-  local cur="${{COMP_WORDS[COMP_CWORD]}}" word="" words="" name typed i
-  local -a store=()
-  for ((i = 1; i < COMP_CWORD; i++)); do
-    case "${{COMP_WORDS[i]}}" in
-    --store) ((i++)); store=(--store "${{COMP_WORDS[i]}}") ;;
+  local cur="${{COMP_WORDS[COMP_CWORD]}}" word words="" verbs="" name typed i
+  local line="${{COMP_LINE:0:COMP_POINT}}"
+  local -a typed_words=() after=() store=()
+  # Bash splits words also at : = and @, so that the line is read instead. A backslash quotes.
+  read -a typed_words <<< "$line"
+  [[ "$line" == *[[:blank:]] ]] && typed_words+=("")
+  for ((i = 1; i < ${{#typed_words[@]}} - 1; i++)); do
+    case "${{typed_words[i]}}" in
+    --store) ((i++)); store=(--store "${{typed_words[i]/#\\~/$HOME}}") ;;
+    --store=*) store=("${{typed_words[i]}}") ;;
     -*) ;;
-    *) word="${{COMP_WORDS[i]}}"; break ;;
+    *) after+=("${{typed_words[i]}}") ;;
     esac
   done
+  word="${{after[0]}}" typed="${{typed_words[${{#typed_words[@]}} - 1]}}"
+  # The path of a store: the default completion, of files.
+  [[ "$typed" == --store=* || "$i" -ge ${{#typed_words[@]}} ]] && COMPREPLY=() && return
   case "$word" in
     "") words="{" ".join(item.name for item in commands)} --store --version --help" ;;
 {cases}
   esac
+  [[ ${{#after[@]}} -gt 1 ]] || words="$verbs $words"
   COMPREPLY=($(compgen -W "$words" -- "$cur"))
   case "$word" in
   {with_names})
-    # Bash splits words at : and @. A name is completed as a whole, and what is typed is cut off.
-    typed="${{COMP_LINE:0:COMP_POINT}}"; typed="${{typed##* }}"
+    # A name is completed as a whole, and what is typed is cut off.
     [[ "$typed" == *"$cur" ]] || typed="$cur"
     [[ "$typed" == -* ]] && return
     while IFS= read -r name; do
       [[ -n "$name" ]] && COMPREPLY+=("${{name#"${{typed%"$cur"}}"}}")
-    done < <({NAME} "${{store[@]}}" completion {_NAMES} -- "$typed" 2>/dev/null) ;;
+    done < <({NAME} "${{store[@]}}" completion --after "${{after[*]:0:2}}" \\
+      {_NAMES} -- "$typed" 2>/dev/null) ;;
   esac
 }}
 complete -o default -F _agent_checkpoint {NAME}"""
@@ -146,13 +182,14 @@ def _zsh(commands: list[_Command]) -> str:
     rows = "\n".join(f"    '{item.name}:{_quiet(item.help)}'" for item in commands)
     cases = "\n".join(
         f"    {item.name}) {'_agent_checkpoint_names; ' if item.has_names else ''}"
-        f"compadd -- {_names(item)}; _files ;;"
+        f"compadd -- {' '.join(item.words)} {_names(item)}; _files ;;"
         for item in commands
     )
     return f"""\
 #compdef {NAME}
 _agent_checkpoint_names() {{
-  compadd -- ${{(f)"$({NAME} $store completion {_NAMES} -- "$PREFIX" 2>/dev/null)"}}
+  local found="$({NAME} $store completion --after "$word $verb" {_NAMES} -- "$PREFIX" 2>/dev/null)"
+  compadd -- ${{(f)found}}
 }}
 _agent_checkpoint() {{
   local -a store
@@ -160,12 +197,13 @@ _agent_checkpoint() {{
   commands=(
 {rows}
   )
-  local word="" i
+  local word="" verb="" i
   for ((i = 2; i < CURRENT; i++)); do
     case "$words[i]" in
     --store) ((i++)); store=(--store "${{(Q)words[i]}}") ;;
+    --store=*) store=("${{(Q)words[i]}}") ;;
     -*) ;;
-    *) word="$words[i]"; break ;;
+    *) [[ -n "$word" ]] && verb="${{verb:-$words[i]}}"; word="${{word:-$words[i]}}" ;;
     esac
   done
   case "$word" in
@@ -224,11 +262,22 @@ end
 function __agent_checkpoint_names
   set -l store
   set -l words (commandline -opc)
-  for i in (seq 2 (count $words))
-    test "$words[$i]" = --store; and set store --store $words[(math $i + 1)]
+  set -l after
+  set -l is_value no
+  for word in $words[2..-1]
+    if test $is_value = yes
+      set is_value no
+      set store --store $word
+    else if test "$word" = --store
+      set is_value yes
+    else if string match -q -- '--store=*' "$word"
+      set store "$word"
+    else if not string match -q -- '-*' "$word"
+      set -a after "$word"
+    end
   end
   type -q agent-checkpoint; or return
-  agent-checkpoint $store completion names -- (commandline -ct) 2>/dev/null
+  agent-checkpoint $store completion --after "$after[1..2]" names -- (commandline -ct) 2>/dev/null
 end"""
 """Whether the command line has the given command, or without an argument no command; the names."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,11 +14,11 @@ from agent_checkpoint.cli.paths import RelativePaths, below, git_above, holds, w
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.formatting import value_summary
 from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.present.message_line import message_line
 from agent_checkpoint.present.state_json import (
     compare_logs,
     compare_states,
     logs_in,
-    message_line,
     read_parts,
 )
 from agent_checkpoint.records import Checkpoint
@@ -36,6 +37,7 @@ agent-checkpoint diff @3 --path src      restrict to a directory
 """
 ONLY = ("files", "state", "messages")
 _SHOWN = 50
+_SIGNS = (("-", "removed", "red"), ("+", "added", "green"), ("~", "changed", "yellow"))
 
 
 class _Sides(NamedTuple):
@@ -57,7 +59,7 @@ def arguments(parser: Parser) -> None:
         "--only", action="append", choices=ONLY, help="compare only this; repeatable"
     )
     parser.repeatable("--path", "PATH", "restrict to a file or directory; repeatable", dest="paths")
-    parser.flag("--stat", "list changed files without contents")
+    parser.flag("--stat", "list changed files and values without contents, and count messages")
     parser.flag("--exit-code", "exit with status 1 if there are differences")
     parser.no_mask()
     parser.json()
@@ -90,7 +92,16 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         any(data.get(name, {}).values()) for name in ("state", *logs_in(data))
     )
     status = 1 if args.exit_code and differs else 0
-    return CommandResult(data, lambda out: _show(out, data, files, text, differs, paths), status)
+    if not differs:
+        return CommandResult(data, partial(_show_same, data=data), status)
+    show = _show_stat if args.stat else _show
+
+    def tell(out: Output) -> None:
+        show(out, data)
+        if files:
+            _show_files(out, files, text, paths)
+
+    return CommandResult(data, tell, status)
 
 
 def _restricted(
@@ -154,34 +165,40 @@ def _states(manager: CheckpointManager, sides: _Sides, only: Any) -> dict[str, A
     return found
 
 
-def _show(
-    out: Output,
-    data: dict[str, Any],
-    files: WorkspaceDiff | None,
-    text: str,
-    differs: bool,
-    paths: RelativePaths,
-) -> None:
-    if not differs:
-        where = one_line(data["directory"] or data["to"])
-        out.line(f"No differences between {one_line(data['from'])} and {where}.")
-        return
+def _show_same(out: Output, data: dict[str, Any]) -> None:
+    where = one_line(data["directory"] or data["to"])
+    out.line(f"No differences between {one_line(data['from'])} and {where}.")
+
+
+def _show_stat(out: Output, data: dict[str, Any]) -> None:
+    """Show the numbers of messages and calls, and the names of changed values."""
+    for name in logs_in(data):
+        counts = [f"{len(items):,} {how}" for how, items in data[name].items() if items]
+        if counts:
+            out.line(f"{name}: {', '.join(counts)}", style="bold")
+    rows = [
+        (f"{sign} {one_line(at, out.limit(120))}", style)
+        for sign, how, style in _SIGNS
+        for at in data.get("state", {}).get(how, {})
+    ]
+    _show_rows(out, "state", rows)
+
+
+def _show(out: Output, data: dict[str, Any]) -> None:
     room = out.limit(max((out.columns or 0) - 30, 40))
     for name in logs_in(data):
-        for sign, how, style in (("-", "removed", "red"), ("+", "added", "green")):
+        for sign, how, style in _SIGNS[:2]:
             items = data.get(name, {}).get(how, [])
             rows = [(f"{sign} {message_line(item, room, out.limit)}", style) for item in items]
             _show_rows(out, f"{name}: {len(rows):,} {how}", rows)
     _show_rows(out, "state", _state_rows(out, data.get("state", {}), room))
-    if files:
-        _show_files(out, files, text, paths)
 
 
 def _state_rows(out: Output, state: dict[str, Any], room: int) -> list[tuple[str, str]]:
     long, half = out.limit(120), room // 2
     rows = [
         (f"{sign} {one_line(at, long)}: {value_summary(value, room)}", style)
-        for sign, how, style in (("-", "removed", "red"), ("+", "added", "green"))
+        for sign, how, style in _SIGNS[:2]
         for at, value in state.get(how, {}).items()
     ]
     for at, (old, new) in state.get("changed", {}).items():

@@ -22,11 +22,12 @@ from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.formatting import json_text, value_summary
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.present.model_usage import model_words, other_metrics
-from agent_checkpoint.present.state_json import LOGS, class_name_in, message_line, plain, read_parts
+from agent_checkpoint.present.message_line import message_line
+from agent_checkpoint.present.model_usage import model_words, other_metrics, usage_totals
+from agent_checkpoint.present.state_json import LOGS, class_name_in, plain, read_parts
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.records import short_repr as quoted_name
-from agent_checkpoint.session.agent_scope import STATUS, TASKS, split_part
+from agent_checkpoint.session.agent_scope import MODEL_CALLS, STATUS, TASKS, split_part
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
@@ -70,10 +71,13 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         if args.part is not None:
             return _part(args, manager, checkpoint)
         parts = read_parts(manager.store, checkpoint)
+        rows = [plain(tree) for name, tree in parts.items() if split_part(name)[1] == MODEL_CALLS]
+        totals = usage_totals(row for log in rows if isinstance(log, list) for row in log)
         data = {
             **checkpoint.summary(),
             **json_fields(checkpoint, "key seq"),
             "bytes": checkpoint.size,
+            "totals": totals,
             "parts": {
                 name: _summary(manager, checkpoint, name, tree) for name, tree in parts.items()
             },
@@ -136,6 +140,10 @@ def _show(out: Output, data: dict[str, Any]) -> None:
     ]
     if metrics:
         rows.append(("metrics", ", ".join(metrics)))
+    totals = model_words(data["totals"])
+    if totals:
+        calls = format_count(int(data["totals"]["model_calls"]), "model call")
+        rows.append(("total", ", ".join([calls, *totals])))
     if data.get("redacted"):
         rows.append(("redacted", format_count(data["redacted"], "value")))
     for name, text in rows:
