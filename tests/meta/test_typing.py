@@ -113,6 +113,28 @@ def strategy(branch: Branch, t: float) -> float:
     return t
 
 
+@tool(effect="irreversible", key=recipient)
+def mail(to: str, body: str, *, effect: EffectContext | None = None) -> int:
+    assert effect is not None
+    return len(effect.key)
+
+
+def write_file(name: str, text: str) -> str:
+    return name + text
+
+
+TOOLS = [write_file, mail]
+BY_NAME = {"write": write_file, "mail": mail, "add": add}
+
+
+def loop(session: Session) -> int:
+    session.run_tools(session.messages, TOOLS)
+    session.run_tools(session.messages, BY_NAME)
+    session.run_tools(session.messages, [add])
+    session.run_tools(session.messages, ["add"])  # wrong
+    return mail("ann", "Hello")
+
+
 def work(agent: Agent, manager: CheckpointManager) -> None:
     agent.log.append({"role": "user"})
     agent.log[-1] = "text"

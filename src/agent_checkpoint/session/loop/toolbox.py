@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, Protocol, Union
 
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.session.tools.tool import Tool, default_name, local_tool
 
-Tools = Union[Mapping[str, Callable[..., Any]], Iterable[Callable[..., Any]]]
 
+class _Function(Protocol):
+    """Any function. For mypy the items of a list of different functions have this type."""
+
+    __name__: str
+    __qualname__: str
+
+
+Tools = Union[
+    Mapping[str, Callable[..., Any]],
+    Iterable[Callable[..., Any]],
+    Mapping[str, _Function],
+    Iterable[_Function],
+]
 
 _EXPECTED = "tools= is a list of Python functions, or a dict of functions by name"
 
