@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.records import Checkpoint as Checkpoint
     from agent_checkpoint.records import HistoryRow as HistoryRow
     from agent_checkpoint.session.branch.trial import Trial as Trial
+    from agent_checkpoint.session.current_session import current_workspace as current_workspace
     from agent_checkpoint.session.effects.approvals import Approvals as Approvals
     from agent_checkpoint.session.effects.effect_context import ApprovalQuestion as ApprovalQuestion
     from agent_checkpoint.session.effects.effect_context import EffectContext as EffectContext
@@ -140,6 +141,7 @@ _OWNERS = {
     "manager.manager": ("CheckpointManager",),
     "records": ("Checkpoint", "HistoryRow"),
     "session.branch.trial": ("Trial",),
+    "session.current_session": ("current_workspace",),
     "session.effects.approvals": ("Approvals",),
     "session.effects.effect_context": ("ApprovalQuestion", "EffectContext"),
     "session.explore.backtrack": ("Backtracking", "backtrack"),

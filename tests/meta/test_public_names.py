@@ -86,6 +86,7 @@ PUBLIC = [
     "backtrack",
     "checkpoint",
     "copy",
+    "current_workspace",
     "explore",
     "list_sessions",
     "register_alias",

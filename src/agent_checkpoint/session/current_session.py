@@ -6,8 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import Event
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
+
+from agent_checkpoint.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from agent_checkpoint.workspace.workspace import Workspace
 
 
 class OpenSession(Protocol):
@@ -19,6 +24,10 @@ class OpenSession(Protocol):
     @property
     def session(self) -> OpenSession:
         """The session's own agent."""
+
+    @property
+    def workspace(self) -> Workspace | None:
+        """The workspace of the session."""
 
     def run(self, tool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a tool."""
@@ -51,6 +60,23 @@ def current_session() -> OpenSession | None:
     if entered:
         return entered[-1] if entered[-1].session in _open else None
     return next(iter(_open)) if len(_open) == 1 and not _forked.is_set() else None
+
+
+def current_workspace() -> Workspace:
+    """Return the workspace of the current session: in a fork, that of the fork.
+
+    Raises:
+        InvalidInputError: no session is current, or it has no workspace.
+    """
+    session = current_session()
+    workspace = None if session is None else session.workspace
+    if workspace is None:
+        why = "has no workspace" if session is not None else "is not current in this thread"
+        raise InvalidInputError(
+            f"A session {why}. Call this within `with Session(…, workspace=…)`, or in a tool that "
+            "is called there."
+        )
+    return workspace
 
 
 def current_path(session: OpenSession) -> str:

@@ -68,6 +68,7 @@ from agent_checkpoint.store.ledger.ledger_state import (
     ApprovalRequest,
     title_of,
 )
+from agent_checkpoint.workspace.workspace import Workspace
 
 
 class ToolRunner:
@@ -85,6 +86,11 @@ class ToolRunner:
     def session(self) -> OpenSession:
         """The session's own agent."""
         return self._state.root.tools
+
+    @property
+    def workspace(self) -> Workspace | None:
+        """The workspace of the session."""
+        return self._state.workspace
 
     def run(self, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a tool. Raises what the tool raises, and CheckpointError if the call is refused."""
