@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import pytest
 
-from agent_checkpoint import Approvals, CheckpointManager
+from agent_checkpoint import Approvals, CheckpointManager, Session
 from tests.web.browsing import Served, chromium, press
 from tests.web.conftest import Place
 from tests.web.example_store import AUTH, KEY, make_long
@@ -278,3 +278,20 @@ def test_ten_thousand_checkpoints(served: Served) -> None:
         page.evaluate("scrollTo(0, 0)")
         page.get_by_text("one more on top").wait_for()
         assert page.locator(".row").count() <= 600
+
+
+def test_a_small_screen_shows_times_and_forks(served: Served) -> None:
+    with CheckpointManager() as manager:
+        with Session("main", store=manager) as session, session.fork("try-a") as branch:
+            branch.save(label="a step with a long label that does not fit on a small screen at all")
+        tab = served.tab(manager, viewport={"width": 400, "height": 800})
+        page = tab.open("/timeline?key=main")
+        page.wait_for_selector(".row")
+        assert page.locator(".row time:visible").count() == page.locator(".row").count()
+        chips = page.locator(".row .chip.of")
+        assert chips.count() >= 2
+        for chip in chips.all():
+            found = chip.evaluate(
+                "one => [one.scrollWidth <= one.clientWidth + 1, getComputedStyle(one).color]"
+            )
+            assert (found[0], found[1] != "rgba(0, 0, 0, 0)") == (True, True)

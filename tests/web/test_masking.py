@@ -54,3 +54,5 @@ def test_no_page_shows_a_secret_unless_asked_to(tmp_path: Path) -> None:
     # A masked argument is not editable: the form would send the mask.
     assert 'name="argument.0.' not in pages["approvals"]
     assert 'name="argument.2.' in pages["approvals"]
+    assert pages["approvals"].count("Masked: cannot be edited here.") == 2
+    assert "Not plain JSON" not in pages["approvals"]

@@ -313,3 +313,36 @@ def test_the_subagents_of_a_checkpoint_are_a_tree() -> None:
     rollback = visitor.text("/rollback", id="team@2")
     assert "subagents/researcher<" in rollback
     assert "subagents/researcher/messages" not in rollback
+
+
+def test_a_checkpoint_of_a_subagent_opens_on_its_conversation() -> None:
+    manager = CheckpointManager()
+    with Session("crew", store=manager) as session:
+        session.messages.append({"role": "user", "content": "to the boss"})
+        session.save()
+        with session.subagent("kid") as kid:
+            kid.messages.append({"role": "user", "content": "to the kid"})
+            of_kid = session.save()
+            with kid.subagent("inner") as inner:
+                inner.messages.append({"role": "user", "content": "to the inner one"})
+                of_inner = session.save()
+            session.messages.append({"role": "assistant", "content": "from the boss"})
+            of_both = session.save()
+    visitor = Visitor(manager)
+    for name, own in ((of_kid, "to the kid"), (of_inner, "to the inner one")):
+        shown = plain(visitor.text("/checkpoint", id=name))
+        assert own in shown
+        assert "to the boss" not in shown
+    assert "from the boss" in plain(visitor.text("/checkpoint", id=of_both))
+    assert "to the boss" in plain(visitor.text("/checkpoint", id=of_kid, part="messages"))
+
+
+def test_the_timeline_has_tokens_and_cost_of_a_step() -> None:
+    manager = CheckpointManager()
+    reply = {"usage": {"prompt_tokens": 1200, "completion_tokens": 34}}
+    prices = {"m": {"input": 3, "output": 15}}
+    with Session("priced", store=manager, prices=prices) as session:
+        session.model(lambda **_: reply, model="m", messages=["hi"])
+        session.save(label="asked")
+    shown = plain(Visitor(manager).text("/timeline", key="priced"))
+    assert shown.count("1,200+34 tokens, cost 0.00411, 0.0 s") == 1

@@ -142,8 +142,8 @@ def _show(out: Output, data: dict[str, Any]) -> None:
         rows.append(("metrics", ", ".join(metrics)))
     totals = model_words(data["totals"])
     if totals:
-        calls = format_count(int(data["totals"]["model_calls"]), "model call")
-        rows.append(("total", ", ".join([calls, *totals])))
+        number = format_count(int(data["totals"]["model_calls"]), "model call")
+        rows.append(("total", ", ".join([number, *totals])))
     if data.get("redacted"):
         rows.append(("redacted", format_count(data["redacted"], "value")))
     for name, text in rows:

@@ -85,6 +85,8 @@ class Argument(NamedTuple):
     is_whole: bool
     value: Any = None
     """The value as plain JSON, if it can be edited."""
+    is_masked: bool = False
+    """Whether a secret in it is not shown."""
 
     @property
     def rows(self) -> int:
@@ -382,7 +384,7 @@ def _arguments(site: Site, parts: dict[str, Any], most: int) -> list[Argument]:
         except _Tagged:
             value, visible, text, kind = None, None, "", ""
         if visible != value:  # masked: an edited form would send the mask
-            arguments.append(Argument(argument, text, kind, False, True))
+            arguments.append(Argument(argument, text, kind, False, True, is_masked=True))
         elif kind and len(text) <= editable:
             editable -= len(text)
             arguments.append(Argument(argument, text, kind, True, True, value))

@@ -8,8 +8,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agent_checkpoint.errors import NotFoundError
-from agent_checkpoint.records import Checkpoint, short_repr
+from agent_checkpoint.errors import UNUSABLE, NotFoundError
+from agent_checkpoint.records import Checkpoint, parse_checkpoint_id, same_json, short_repr
 from agent_checkpoint.session.agent_scope import split_part
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.session.subagent_list import list_subagents
@@ -43,7 +43,7 @@ def checkpoint_page(site: Site, request: Request) -> Response:
     params = query_params(request)
     checkpoint = site.find(required(params, "id"))
     names = _names(checkpoint)
-    part = params.get("part") or (names[0] if names else "")
+    part = params.get("part") or _subagent_part(site, checkpoint) or (names[0] if names else "")
     try:
         values = _part(site, checkpoint, part, params) if part else {"kind": "nothing"}
     except ReadLimitExceeded:
@@ -66,6 +66,32 @@ def checkpoint_page(site: Site, request: Request) -> Response:
         newer=newer[0] if newer else None,
         **values,
     )
+
+
+def _subagent_part(site: Site, checkpoint: Checkpoint) -> str | None:
+    """Return the conversation or calls that a checkpoint of a sub-agent added to; else None.
+
+    The session's own agent comes first: None also if its conversation or calls changed.
+    """
+    parent = parse_checkpoint_id(checkpoint.parents[0]) if checkpoint.parents else None
+    if parent is None or not any(split_part(name)[0] for name in checkpoint.parts):
+        return None
+    try:
+        before = site.store.read(parent.key, parent.seq)
+    except UNUSABLE:
+        return None  # `verify` reports it
+    old = {} if before is None else before.parts
+    changed = [
+        name
+        for kind in (MESSAGES, CALLS)
+        for name, tree in checkpoint.parts.items()
+        if split_part(name)[1] == kind and not same_json(tree, old.get(name))
+    ]
+    is_own = any(not split_part(name)[0] for name in changed)
+    if is_own or before is None or not changed:
+        return None
+    # A sub-agent of a sub-agent reports to it: the innermost one acted.
+    return max(changed, key=lambda name: split_part(name)[0].count("/"))
 
 
 def state_piece(site: Site, request: Request) -> Response:
