@@ -414,3 +414,11 @@ def test_what_the_hook_has_saved_is_not_called_unsaved(work: Scene) -> None:
     work.command("restore", f"{CLAUDE}@1", "--keep-unseen", "--yes")
     assert (work.workspace / "made-2").read_text() == "and more"
     assert not (work.workspace / "made-3").exists()
+
+
+def test_undo_takes_files_and_conversation_back(work: Scene) -> None:
+    work.command("rewind", "@1", "--yes")
+    assert now(work) == AT_2
+    told = work.command("undo", "--yes")
+    assert told.startswith(f"To undo: rollback of {CLAUDE} to @1, ")
+    assert now(work) == AT_4

@@ -301,3 +301,11 @@ def test_reasons_are_redacted(stores: CheckpointManager) -> None:
     with Session("k", store=stores, redact="secrets") as session:
         session.approvals.deny(ask(outside, "plain"), f"never with {TOKEN}")
     assert not in_store(stores)
+
+
+def test_the_notice_counts_one_value(tmp_path: Path) -> None:
+    with Session("one", store=tmp_path / "one", redact="secrets") as session:
+        session.messages.append({"role": "user", "content": f"use {TOKEN}"})
+        session.save()
+        (notice,) = session.notices
+    assert notice.startswith("redact= replaced 1 value by placeholders in the saved checkpoints.")
