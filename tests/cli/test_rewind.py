@@ -420,5 +420,5 @@ def test_undo_takes_files_and_conversation_back(work: Scene) -> None:
     work.command("rewind", "@1", "--yes")
     assert now(work) == AT_2
     told = work.command("undo", "--yes")
-    assert told.startswith(f"To undo: rollback of {CLAUDE} to @1, ")
+    assert told.startswith(f"Last operation: rollback of {CLAUDE} to @1, ")
     assert now(work) == AT_4

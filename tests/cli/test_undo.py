@@ -89,7 +89,9 @@ def test_a_restore_in_the_directory_of_a_session_is_undone(
     assert "\nTo undo: agent-checkpoint undo\n" in done.out
     assert (place / "a").read_text() == "2"
     shown = run("undo", "--dry-run", at=place).out
-    assert shown.startswith(f"To undo: restored {paths[0] + ' from' if paths else 'to'} job@3, ")
+    assert shown.startswith(
+        f"Last operation: restored {paths[0] + ' from' if paths else 'to'} job@3, "
+    )
     assert run("undo", "--yes", at=place).status == 0
     assert {path.name: path.read_text() for path in place.iterdir()} == before
     assert run("undo", "--yes", at=place).status == 0  # of the undo
@@ -103,7 +105,7 @@ def test_a_rollback_after_a_restore_is_undone_first(tmp_path: Path) -> None:
     run("rollback", "--to", "@3", "--yes", at=place)
     assert (place / "a").read_text() == "2"
     shown = run("undo", "--dry-run", at=place).out
-    assert shown.startswith("To undo: rollback of job to @3, just now\n")
+    assert shown.startswith("Last operation: rollback of job to @3, just now\n")
     run("undo", "--yes", at=place)
     assert (place / "a").read_text() == "1"  # as the restore left it
 

@@ -42,7 +42,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
     target = last.safety
     if target is None:
         raise _not_undoable(last.done)
-    about = f"To undo: {_what(last.done)}"
+    about = f"Last operation: {_what(last.done)}"
     if SESSION_PART in target.parts:
         args.key, args.to = target.key, target.id
         args.steps, args.parts, args.keep_unseen = 1, None, False
