@@ -24,8 +24,8 @@ agent-checkpoint undo fix-bug-42 --yes   take back the last rollback or adopt of
 
 def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add(
-        "key", "KEY", "the key (default: all keys of the current directory; the newest)", nargs="?"
+    parser.optional(
+        "key", "KEY", "only operations of this key (default: the last one of the current directory)"
     )
     rollback.effects_arguments(parser)
     parser.add("--workspace", "DIR", "directory for the files, if the session is not bound to one")
@@ -65,18 +65,20 @@ def _last_of(
     Raises:
         NotFoundError: there is no such key, or no operation.
     """
-    store = manager.store
-    key = location.key(manager, name)
-    found = [last_operation(store, key)]
-    who = f"The key {short_repr(key)}"
-    if name is None or name == HERE:
+    near = location.directory_keys(manager) if name in (None, HERE) else {}
+    if near:
         # A restore is recorded under the key of the directory, a rollback under that of a session.
         # All of them count: an older operation must not be undone before a later one.
-        directory, entries = next(iter(location.directory_keys(manager).items()))
+        directory, entries = next(iter(near.items()))
         who = one_line(directory)
         found = [
-            last_operation(store, entry.key, unrecorded=entry.is_directory_key) for entry in entries
+            last_operation(manager.store, entry.key, unrecorded=entry.is_directory_key)
+            for entry in entries
         ]
+    else:
+        key = location.key(manager, name)
+        who = f"The key {short_repr(key)}"
+        found = [last_operation(manager.store, key)]
     operations = [last for last in found if last is not None]
     if not operations:
         raise NotFoundError(f"{who} has no rollback, restore or adopt to undo.")
