@@ -4,6 +4,7 @@ import json
 import re
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -346,3 +347,24 @@ def test_the_timeline_has_tokens_and_cost_of_a_step() -> None:
         session.save(label="asked")
     shown = plain(Visitor(manager).text("/timeline", key="priced"))
     assert shown.count("1,200+34 tokens, cost 0.00411, 0.0 s") == 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": [{"type": "tool_use", "name": "look", "input": {"n": 7}}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c", "function": {"name": "look", "arguments": '{"n": 7}'}}],
+        },
+        {"type": "function_call", "name": "look", "arguments": '{"n": 7}'},
+        {"role": "model", "parts": [{"functionCall": {"name": "look", "args": {"n": 7}}}]},
+    ],
+)
+def test_tool_calls_of_each_api_have_name_and_arguments(message: dict[str, Any]) -> None:
+    manager = CheckpointManager()
+    with Session("asked", store=manager) as session:
+        session.messages.append(message)
+    shown = plain(Visitor(manager).text("/checkpoint", id="asked"))
+    assert re.search(r"calls look .*n.*: 7", shown)

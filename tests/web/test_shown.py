@@ -76,7 +76,7 @@ def test_messages_of_several_makers_are_told_apart(tmp_path: Path) -> None:
         manager.save("odd", {"messages": _Same({"n": 1}), "calls": _Same({}), "tasks": _Same({})})
         visitor = Visitor(manager)
         text = plain(visitor.text("/checkpoint", id="key"))
-        for words_ in ("tool calls", '"name": "ls"', "I look.", "calls read", "the result", "ann"):
+        for words_ in ("calls ls", '"name": "ls"', "I look.", "calls read", "the result", "ann"):
             assert words_ in text
         for part in ("messages", "calls", "tasks"):
             assert visitor.get("/checkpoint", id="odd", part=part).status_code == 200

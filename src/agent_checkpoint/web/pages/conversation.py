@@ -106,12 +106,21 @@ def tasks(reader: StateReader, tree: Any) -> list[dict[str, Any]]:
 def _message(reader: StateReader, number: int, tree: Any) -> Message:
     fields = _fields(reader, tree)
     role = _plain(reader, fields.pop("role", None), 40)
-    if not role or "content" not in fields:
-        return Message(number, role or "", [_block(reader, "data", "", tree)])
-    blocks = _content(reader, fields.pop("content"))
-    for name in ("tool_calls", "function_call"):
-        if fields.get(name) is not None:
-            blocks.append(_block(reader, "call", name.replace("_", " "), fields.pop(name)))
+    content = "content" if "content" in fields else "parts"
+    if not role or content not in fields:
+        # An item of the Responses API that is not a message has a type and no role.
+        piece = _piece(reader, tree)
+        block = piece if piece.kind in ("call", "result") else _block(reader, "data", "", tree)
+        return Message(number, role or "", [block])
+    blocks = _content(reader, fields.pop(content))
+    calls = fields.pop("tool_calls", None)
+    if calls is not None and reader.shape(calls).kind == LIST:
+        items = reader.items(reader.shape(calls), 0, _MAX_BLOCKS)
+        blocks += [_called(reader, item) for item in items]
+    elif calls is not None:
+        blocks.append(_block(reader, "call", "tool calls", calls))
+    if fields.get("function_call") is not None:
+        blocks.append(_called(reader, fields.pop("function_call")))
     rest = {name: item for name, item in fields.items() if item is not None}
     if rest:
         blocks.append(_block(reader, "data", "also", rest))
@@ -130,13 +139,28 @@ def _piece(reader: StateReader, tree: Any) -> Block:
     kind = _plain(reader, fields.get("type"), 40)
     if kind == "text" and "text" in fields:
         return _block(reader, "text", "", fields["text"])
-    if kind == "tool_use":
-        title = _plain(reader, fields.get("name"), 80)
-        return _block(reader, "call", f"calls {title}", fields.get("input"))
-    if kind == "tool_result":
-        return _block(reader, "result", "result", fields.get("content"))
+    for name in ("functionCall", "function_call"):  # a part of Gemini
+        if fields.get(name) is not None:
+            return _called(reader, fields[name])
+    for name in ("functionResponse", "function_response"):
+        if fields.get(name) is not None:
+            return _block(reader, "result", "result", fields[name])
+    if kind in ("tool_use", "function_call", "custom_tool_call"):
+        return _called(reader, tree)
+    if kind in ("tool_result", "function_call_output", "custom_tool_call_output"):
+        return _block(reader, "result", "result", fields.get("content", fields.get("output")))
     is_text = reader.shape(tree).kind == STRING
     return _block(reader, "text" if is_text else "data", kind, tree)
+
+
+def _called(reader: StateReader, tree: Any) -> Block:
+    """Return a tool call of a message, with the name and the arguments, in any of the formats."""
+    fields = _fields(reader, tree)
+    inner = fields.get("function") or fields.get("custom")  # OpenAI
+    fields = fields if inner is None else _fields(reader, inner)
+    title = _plain(reader, fields.get("name"), 80)
+    names = [name for name in ("input", "arguments", "args") if name in fields]
+    return _block(reader, "call", f"calls {title}", fields[names[0]] if names else tree)
 
 
 def _call(reader: StateReader, number: int, tree: Any) -> Call:
