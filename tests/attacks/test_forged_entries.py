@@ -127,10 +127,10 @@ def test_gc_deletes_nothing_beside_an_entry_that_names_no_objects(names: Any) ->
 
 def test_a_giant_fraction_takes_no_time() -> None:
     tree: Any = {"$fraction": [{"$int": "0x" + "7" * 10**6}, {"$int": "0x" + "3" * 10**6}]}
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(StateError, match="damaged"):
         decode_state(tree, "agent")
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 @pytest.mark.parametrize("depth", [330, 480, 700])

@@ -152,7 +152,7 @@ def test_savers_that_overlap_without_a_gap_let_a_deleter_in(tmp_path):
         for _ in range(10):
             with store_lock(lock, exclusive=True):
                 pass
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < LONGEST_WAIT
     finally:
         over.set()
         for thread in threads:
@@ -190,7 +190,7 @@ def test_a_killed_deleter_leaves_the_gate_open(tmp_path):
     assert done.returncode == -signal.SIGKILL
     started = time.monotonic()
     with store_lock(lock, exclusive=False):
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < LONGEST_WAIT / 2
     take(lock)
 
 

@@ -105,7 +105,7 @@ def test_a_process_that_is_killed_holding_something_stops_nobody(tmp_path, what)
     holder.communicate(timeout=LONGEST_WAIT)
     started = time.monotonic()
     assert waiting.append("key/a", b"next") == 2
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     waiting.close()
     again = SQLiteBackend(tmp_path)
     assert [entry.data for entry in again.read("key/a")] == [b"acknowledged", b"next"]

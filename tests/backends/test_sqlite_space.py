@@ -71,7 +71,7 @@ def test_who_reads_is_not_in_the_way_of_a_deletion(backend, monkeypatch):
     reader.execute("SELECT count(*) FROM objects").fetchone()
     started = time.monotonic()
     backend.delete_objects(objects)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30  # not the timeout of a lock
     assert list(backend.list_objects()) == []
     assert size_of(backend.path) > 9 * MEGABYTE
     reader.close()

@@ -310,7 +310,7 @@ def test_a_busy_store_costs_the_agent_no_more_than_its_limit(work: Scene) -> Non
         (work.workspace / "more").write_text("x")
         event = work.event("claude-code.post-tool-use", tool_use_id="toolu_3")
         work.hook("claude-code", event, AGENT_CHECKPOINT_HOOK_SECONDS="1")
-        assert time.monotonic() - started < 8
+        assert time.monotonic() - started < 25  # not the 30 seconds of the other tests
         assert work.log != ""
     work.tool(4)
     assert "toolu_4" in work.history(CLAUDE)[0]["tags"]

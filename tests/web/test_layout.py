@@ -134,10 +134,10 @@ def test_ten_thousand_checkpoints_are_drawn_at_once() -> None:
     for number in range(60):
         key = f"b{number}"
         lines[key] = [checkpoint(key, 1, number * 160 + 1, "fork", [("a", number * 160 + 1)])]
-    started = time.monotonic()
+    started = time.process_time()
     layout = lay_out("a", lines)
     drawing(layout, 5000, 5100)
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -212,9 +212,9 @@ def test_what_is_the_same_and_far_is_left_out() -> None:
 def test_texts_that_have_nothing_in_common_take_no_minutes() -> None:
     before = [f"{number % 7}" for number in range(20_000)]
     after = [f"{number % 5}" for number in range(20_000)]
-    started = time.monotonic()
+    started = time.process_time()
     found = side_by_side(before, after)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
     assert found.is_cut
     assert found.is_rough
     assert found.added > 17_000

@@ -57,9 +57,9 @@ def alternating(number: int, letter: str) -> "list[str]":
     ids=["every second", "repeated", "many repeated", "nothing alike", "turned round"],
 )
 def test_no_text_takes_long(before: "list[str]", after: "list[str]") -> None:
-    started = time.monotonic()
+    started = time.process_time()
     found = side_by_side(before, after)
-    assert time.monotonic() - started < 4
+    assert time.process_time() - started < 4
     assert found.rows
 
 
@@ -83,9 +83,9 @@ def test_a_page_is_made_in_time_and_says_what_is_missing(
         manager.save("state", {f"value {number}": text for number in range(60)})
     visitor = Visitor(manager)
     for key in ("state", "files"):
-        started = time.monotonic()
+        started = time.process_time()
         text = plain(visitor.text("/diff", a=f"{key}@1", b=f"{key}@2"))
-        assert time.monotonic() - started < 8
+        assert time.process_time() - started < 8
         assert "Too large for a line-by-line comparison" in text
     monkeypatch.setattr(line_matching, "SECONDS", -1.0)
     html = visitor.text("/diff", a="files@1", b="files@2")

@@ -102,11 +102,13 @@ def test_news_are_told_while_the_page_is_open(served: Any) -> None:
 
 def test_small_answers_are_sent_at_once(served: Any) -> None:
     connection, cookie = connect(served[1])
-    started = time.monotonic()
+    seconds = []
     for _ in range(20):
+        started = time.monotonic()
         connection.request("GET", "/static/early.js", headers={"Cookie": cookie})
         connection.getresponse().read()
-    assert time.monotonic() - started < 0.5  # 40 ms each if the kernel waits for more to send
+        seconds.append(time.monotonic() - started)
+    assert min(seconds) < 0.04  # each takes 40 ms if the kernel waits for more to send
     connection.close()
 
 
