@@ -40,3 +40,12 @@ def test_show_has_the_totals_of_a_closed_session_and_its_subagents(tmp_path: Pat
     with Session("quiet", store=store) as session:
         session.save()
     assert "total" not in run("--store", store, "show", "quiet").out
+
+
+def test_show_leaves_out_open_calls_that_have_ended(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    call = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+    with Session("job", store=store, provider="anthropic") as session:
+        session.run_tools({"role": "assistant", "content": [call]}, {"look": lambda: 1})
+    assert "open_calls" in run("--store", store, "show", "job@2").out
+    assert "open_calls" not in run("--store", store, "show", "job").out

@@ -160,7 +160,8 @@ def _show(out: Output, data: dict[str, Any]) -> None:
             words = f"{one_line(path, out.limit(60))}  {one_line(str(status or ''), 20)}"
             out.line(f"{indent[2:]}{words}", style="bold")
         for name, part in parts.items():
-            _show_part(out, indent, one_line(name, out.limit(60)), part)
+            if name != "open_calls" or part.get("value"):  # nothing is left of ended calls
+                _show_part(out, indent, one_line(name, out.limit(60)), part)
 
 
 def _show_part(out: Output, indent: str, name: str, part: dict[str, Any]) -> None:
