@@ -14,8 +14,8 @@ from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError
 
 EXAMPLES = """
-agent-checkpoint --store 'sqlite:///srv/store?encryption_key_file=/etc/old.key' rotate-key --to-file /etc/new.key
-agent-checkpoint --store 'sqlite:///srv/store?encryption_key_env=OLD_KEY' rotate-key --to-env NEW_KEY
+agent-checkpoint rotate-key --to-file new.key --store 'sqlite:///srv/store?encryption_key_file=/etc/old.key'
+agent-checkpoint rotate-key --to-env NEW_KEY --store 'sqlite:///srv/store?encryption_key_env=OLD_KEY'
 """  # noqa: E501
 
 
