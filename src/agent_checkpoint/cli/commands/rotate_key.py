@@ -16,7 +16,7 @@ from agent_checkpoint.errors import InvalidInputError
 EXAMPLES = """
 agent-checkpoint rotate-key --to-file new.key --store 'sqlite:///srv/store?encryption_key_file=/etc/old.key'
 agent-checkpoint rotate-key --to-env NEW_KEY --store 'sqlite:///srv/store?encryption_key_env=OLD_KEY'
-"""  # noqa: E501
+"""
 
 
 def arguments(parser: Parser) -> None:
