@@ -12,12 +12,11 @@ from agent_checkpoint.testing import BackendMachine, BackendTests
 from agent_checkpoint.testing.opener_tests import OpenerTests
 from tests.attacks.test_encrypted_store import WORD, forms, plant
 from tests.backends.encrypted_stores import KEY, Encrypted
-from tests.backends.postgres_server import server  # noqa: F401 - a fixture
 from tests.backends.test_postgres import PostgresHooks, RawRows
 
 
 @pytest.fixture(autouse=True, scope="module")
-def use_server(server):  # noqa: F811
+def use_server(server):
     PostgresHooks.server = server
 
 
@@ -40,7 +39,7 @@ TestEncryptedPostgresMachine.settings = settings(
 )
 
 
-def rows_of(server, schema):  # noqa: F811
+def rows_of(server, schema):
     """Every row of every table of a schema, as the server prints it, and raw bytes."""
     tables = server.execute(
         "SELECT table_name FROM information_schema.tables WHERE table_schema = %s", (schema,)
@@ -54,7 +53,7 @@ def rows_of(server, schema):  # noqa: F811
                 )
 
 
-def test_no_table_holds_plaintext(server, tmp_path):  # noqa: F811
+def test_no_table_holds_plaintext(server, tmp_path):
     schema = server.new_schema()
     with CheckpointManager(server.url(schema), encryption_key=KEY) as opened:
         manager = plant(opened.store.backend, tmp_path / "files")

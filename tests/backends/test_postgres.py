@@ -54,11 +54,6 @@ class PostgresHooks:
         return PostgresBackend(backend.url)
 
 
-@pytest.fixture(scope="module")
-def server(postgres_server):
-    return postgres_server
-
-
 @pytest.fixture(autouse=True, scope="module")
 def use_server(server):
     PostgresHooks.server = server

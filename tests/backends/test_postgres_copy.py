@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("psycopg", reason="needs psycopg: pip install 'agent-checkpoint[postgres]'")
 
 from agent_checkpoint import CheckpointManager, Session, copy, tool
-from tests.backends.postgres_server import server  # noqa: F401 - a fixture
 from tests.unit.store.archive.test_store_copy import content, opened
 from tests.unit.store.carried import fill
 
@@ -26,7 +25,7 @@ _deployed = []
 @pytest.mark.parametrize(
     "kind", ["sqlite", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("memory", "file"))]
 )
-def test_to_postgres_and_back(tmp_path, server, kind):  # noqa: F811
+def test_to_postgres_and_back(tmp_path, server, kind):
     source = opened(kind, tmp_path / "a")
     fill(source)
     source.fork("key", "alt", "key@2")
@@ -47,7 +46,7 @@ def test_to_postgres_and_back(tmp_path, server, kind):  # noqa: F811
         assert target.verify().ok
 
 
-def test_the_command_takes_a_session_to_the_team(tmp_path, server):  # noqa: F811
+def test_the_command_takes_a_session_to_the_team(tmp_path, server):
     url = server.url(server.new_schema())
     with Session("fix", store=tmp_path / "laptop"):
         deploy_once("v1")
@@ -60,7 +59,7 @@ def test_the_command_takes_a_session_to_the_team(tmp_path, server):  # noqa: F81
     assert _deployed == ["v1"]
 
 
-def test_between_two_schemas(server, tmp_path: Path):  # noqa: F811
+def test_between_two_schemas(server, tmp_path: Path):
     first, second = (server.url(server.new_schema()) for _ in range(2))
     with CheckpointManager(first) as source:
         fill(source)

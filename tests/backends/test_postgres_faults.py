@@ -311,11 +311,6 @@ class PoolerHooks(test_postgres.RawRows):
         return PostgresBackend(self.server.url(self.server.new_schema(), port=self.port))
 
 
-@pytest.fixture(scope="module")
-def server(postgres_server):
-    return postgres_server
-
-
 @pytest.fixture(autouse=True, scope="module")
 def use_server(server):
     PoolerHooks.server = server

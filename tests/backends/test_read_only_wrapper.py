@@ -28,7 +28,7 @@ WRITES = {
 }
 READS = {
     *("get_objects", "missing_objects", "list_objects", "read", "streams", "close"),
-    *("is_replaced", "find_objects", "uncached"),
+    *("is_replaced", "find_objects", "uncached", "changes"),
 }
 
 

@@ -8,7 +8,6 @@ from hypothesis import settings
 
 from agent_checkpoint.testing import BackendMachine, BackendTests
 from agent_checkpoint.testing.object_tests import ObjectTests
-from tests.backends.postgres_server import server  # noqa: F401 - a fixture
 from tests.backends.test_postgres import PostgresHooks, RawRows, use_server  # noqa: F401
 from tests.backends.test_wrappers import Cached, Counted, Reading, Retrying, Wrapped
 
