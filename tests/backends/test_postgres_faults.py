@@ -89,7 +89,8 @@ def check(url, acknowledged):
 
 
 @pytest.mark.parametrize(
-    ("processes", "each"), [(3, 8), pytest.param(8, 200, marks=pytest.mark.slow)]
+    ("processes", "each"),
+    [(3, 8), pytest.param(8, 200, marks=[pytest.mark.slow, pytest.mark.long])],
 )
 @pytest.mark.parametrize("how", ["one key", "a key each"])
 def test_processes_save(server, how, processes, each):
@@ -98,6 +99,7 @@ def test_processes_save(server, how, processes, each):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("objects_of_a_sweep", [1, 1000])
 def test_gc_and_deletion_beside_savers(server, objects_of_a_sweep, monkeypatch):
     """Savers reuse objects that a garbage collection is about to delete, in one sweep or many."""
@@ -115,6 +117,7 @@ def test_gc_and_deletion_beside_savers(server, objects_of_a_sweep, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_server_loses_nothing_acknowledged(tmp_path):
     """Killed 20 times, each time after every saver has gone on."""
     server = postgres_server.started()
@@ -147,7 +150,13 @@ def test_a_killed_server_loses_nothing_acknowledged(tmp_path):
 
 @pytest.mark.parametrize(
     ("seed", "processes", "each"),
-    [(0, 1, 60), *(pytest.param(seed, 3, 150, marks=pytest.mark.slow) for seed in range(1, 5))],
+    [
+        (0, 1, 60),
+        *(
+            pytest.param(seed, 3, 150, marks=[pytest.mark.slow, pytest.mark.long])
+            for seed in range(1, 5)
+        ),
+    ],
 )
 @pytest.mark.parametrize("faults", [("drop", "cut", "delay"), ("repeat",)], ids=["lost", "repeat"])
 def test_a_network_that_loses_delays_and_repeats_replies(server, faults, seed, processes, each):
@@ -240,6 +249,7 @@ backend.delete_objects(ids())
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_stopped_gc_is_ended_by_the_server(server):
     """F19: savers behind it go on after half of its lock timeout, and it deletes nothing."""
     url = server.url(server.new_schema())
@@ -260,6 +270,7 @@ def test_a_stopped_gc_is_ended_by_the_server(server):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_older_server():
     """The oldest version that was tried, if the machine has it."""
     older = [version for version in postgres_server.binaries() if version != "18"]
@@ -317,6 +328,7 @@ def use_server(server):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("behind_pooler")
 class TestBehindPooler(PoolerHooks, ConcurrencyTests, DeletionTests, OpenerTests):
     pass

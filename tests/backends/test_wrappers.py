@@ -103,16 +103,19 @@ class TestAllOnMemory(Wrapped, MemorySuite):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 class TestRetryOnFiles(Retrying, FileSuite):
     pass
 
 
 @pytest.mark.slow
+@pytest.mark.long
 class TestCacheOnFiles(Cached, FileSuite):
     pass
 
 
 @pytest.mark.slow
+@pytest.mark.long
 class TestCountingOnFiles(Counted, FileSuite):
     pass
 
@@ -123,16 +126,19 @@ class TestAllOnFiles(Wrapped, FileSuite):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 class TestRetryOnSQLite(Retrying, SQLiteSuite):
     pass
 
 
 @pytest.mark.slow
+@pytest.mark.long
 class TestCacheOnSQLite(Cached, SQLiteSuite):
     pass
 
 
 @pytest.mark.slow
+@pytest.mark.long
 class TestCountingOnSQLite(Counted, SQLiteSuite):
     pass
 

@@ -15,7 +15,7 @@ from tests.unit.session.explore.dask_cluster import cluster  # noqa: F401 - a fi
 from tests.unit.session.explore.strategies import Spender
 from tests.unit.session.places import files_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.mark.parametrize("has_view", [False, True])

@@ -190,6 +190,7 @@ def test_the_path_of_another_host_is_not_used(a, hosts):
     a("save")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("again", ["b", "b twice", "c"])
 def test_killed_while_restoring(a, hosts, full_faults, tried, again):
     """On the next open of the same directory, or of another host, the files are exact."""

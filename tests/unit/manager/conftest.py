@@ -8,7 +8,10 @@ from tests.agents import managers
 
 
 @pytest.fixture(
-    params=["memory", "file", "pickle", "sqlite", pytest.param("postgres", marks=pytest.mark.slow)]
+    params=[
+        *("memory", "file", "pickle", "sqlite"),
+        pytest.param("postgres", marks=[pytest.mark.slow, pytest.mark.long]),
+    ]
 )
 def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CheckpointManager]:
     if request.param == "postgres":

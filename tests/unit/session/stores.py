@@ -11,7 +11,7 @@ from agent_checkpoint import CheckpointManager, Session
 from agent_checkpoint.session import current_session
 from agent_checkpoint.store.ledger.ledger import Ledger
 
-POSTGRES = pytest.param("postgres", marks=pytest.mark.slow)
+POSTGRES = pytest.param("postgres", marks=[pytest.mark.slow, pytest.mark.long])
 """A store on the server of `postgres_server`, which must be a fixture of the test."""
 BACKENDS = ["memory", "file", "sqlite"]
 DURABLE = ["file", "sqlite"]

@@ -37,7 +37,9 @@ THINGS = {
 WIDE = {b"wide/%04d" % number: File(b"%d" % number) for number in range(600)}
 
 
-@pytest.fixture(params=[*BACKENDS, pytest.param("postgres", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=[*BACKENDS, pytest.param("postgres", marks=[pytest.mark.slow, pytest.mark.long])]
+)
 def manager(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[CheckpointManager]":
     if request.param == "postgres":
         server = request.getfixturevalue("postgres_server")
