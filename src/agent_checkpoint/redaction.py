@@ -1,6 +1,7 @@
 """Finds secrets in text, and replaces them. Owns the built-in patterns and the placeholders.
 
-Used with `redact=` before anything is stored, and by the CLI and the web UI to mask what they show.
+Used with `redact=` before anything is stored, and by the CLI and the web UI to mask what they show
+and export.
 
 Every pattern takes linear time: a repetition is bounded, or nothing after it can fail, or a
 lookbehind makes sure that a run of characters is tried only once.
@@ -26,6 +27,8 @@ SECRETS = "secrets"
 """The name of the built-in patterns."""
 
 PLACEHOLDER = re.compile(r"(\[(?:redacted|masked)(?::[a-z-]{1,30})?\])")
+
+MASKED = re.compile(r"\[masked(?::[a-z-]{1,30})?\]")
 
 _ESCAPE = r"(?<=\\[nrtbf])|(?<=\\x[0-9a-fA-F]{2})|(?<=\\u[0-9a-fA-F]{4})"
 _START = rf"(?:(?<![A-Za-z0-9_-])|{_ESCAPE})"
@@ -312,12 +315,13 @@ def _looks_secret(value: str, is_quoted: bool) -> bool:
 
 
 _BUILTIN = _Rule(_builtin, is_builtin=True)
-_MASK = Redactor([_BUILTIN], "masked")
+MASK = Redactor([_BUILTIN], "masked")
+"""Masks the secrets of the built-in patterns."""
 
 
 def mask(text: str) -> str:
     """Return a text with the secrets of the built-in patterns masked, for display."""
-    return _MASK.clean(text)
+    return MASK.clean(text)
 
 
 def mask_json(value: Any) -> Any:
@@ -329,7 +333,7 @@ def mask_json(value: Any) -> Any:
     if isinstance(value, dict):
         return {
             mask(name) if isinstance(name, str) else name: (
-                _MASK.member(str(name), item)[0] if isinstance(item, str) else mask_json(item)
+                MASK.member(str(name), item)[0] if isinstance(item, str) else mask_json(item)
             )
             for name, item in value.items()
         }

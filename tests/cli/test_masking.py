@@ -73,3 +73,47 @@ def test_redactions_are_counted(tmp_path: Path) -> None:
     assert "redacted 1 value" in " ".join(found.out.split())
     assert "1 redacted" in run("log", "clean").out
     assert run("log", "clean", "--json").data["checkpoints"][1]["redacted"] == 1
+
+
+def test_an_export_is_masked(leaking: Path) -> None:
+    done = run("export", "leak", "a.ckpt", at=leaking)
+    assert done.status == 0, done.err
+    told = " ".join(done.out.split())
+    assert " ledger records; --no-mask keeps them." in told
+    assert "Masked " in told
+    assert "1 file contains secrets and is written unchanged." in told
+    data = run("export", "leak", "a.ckpt", "--yes", "--json", at=leaking).data
+    assert data["masked"] > data["masked_checkpoints"] > 0
+    assert data["masked_records"] >= 2
+    assert data["files_with_secrets"] == 1
+    assert f"Masked {data['masked']} values in {data['masked_checkpoints']} checkpoints" in told
+    assert run("--store", "other", "import", "a.ckpt", at=leaking).status == 0
+    assert run("--store", "other", "verify", at=leaking).status == 0
+    for command in (("log", "leak"), ("show", "leak", "--part", "messages"), ("effects", "leak")):
+        shown = run("--store", "other", *command, "--no-mask", "--json", at=leaking)
+        assert shown.status == 0, shown.err
+        assert "[masked:" in shown.out
+        assert TOKEN[:12] not in shown.out
+        assert "hunter2" not in shown.out
+
+
+def test_an_exact_export(leaking: Path) -> None:
+    done = run("export", "leak", "a.ckpt", "--no-mask", at=leaking)
+    assert "asked" not in done.out
+    data = run("export", "leak", "a.ckpt", "--no-mask", "--yes", "--json", at=leaking).data
+    assert (data["masked"], data["files_with_secrets"]) == (0, 0)
+    assert run("--store", "other", "import", "a.ckpt", at=leaking).status == 0
+    assert TOKEN in run("--store", "other", "show", "leak", "--no-mask", "--json", at=leaking).out
+    with opened() as manager:
+        manager.export_archive(leaking / "python.ckpt", "leak")
+    assert (leaking / "python.ckpt").read_bytes() == (leaking / "a.ckpt").read_bytes()
+
+
+def test_an_export_that_cannot_be_masked_is_refused(tmp_path: Path) -> None:
+    with opened() as manager:
+        manager.save(f"a {TOKEN}", {"n": 1})
+    refused = run("export", f"a {TOKEN}", "a.ckpt", at=tmp_path)
+    assert refused.status == 2
+    assert "--no-mask" in refused.err
+    assert not (tmp_path / "a.ckpt").exists()
+    assert run("export", f"a {TOKEN}", "a.ckpt", "--no-mask", at=tmp_path).status == 0

@@ -92,9 +92,9 @@ class Parser(argparse.ArgumentParser):
         """Add --json; `more` ends its help."""
         self.flag("--json", f"print JSON{more}")
 
-    def no_mask(self) -> None:
-        """Add --no-mask."""
-        self.flag("--no-mask", "show keys, tokens and passwords instead of masking them")
+    def no_mask(self, verb: str = "show") -> None:
+        """Add --no-mask; its help begins with the verb."""
+        self.flag("--no-mask", f"{verb} keys, tokens and passwords instead of masking them")
 
     def previewed(self, dry_run: str) -> None:
         """Add --dry-run, with its help, --yes and --json, for a change with a preview."""

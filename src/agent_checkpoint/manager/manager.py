@@ -16,6 +16,7 @@ from agent_checkpoint import telemetry
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.backends.registry import encryption, open_store
+from agent_checkpoint.core.codec.redacted_tree import mask_tree
 from agent_checkpoint.core.codec.save_policy import SavePolicy
 from agent_checkpoint.core.external_snapshot import External
 from agent_checkpoint.core.live_objects import LiveObjects
@@ -479,16 +480,25 @@ class CheckpointManager:
         self.background.flush()
         return stats.stats(self.store)
 
-    def export_archive(self, path: str | os.PathLike[str], key: str) -> int:
+    def export_archive(self, path: str | os.PathLike[str], key: str, *, mask: bool = False) -> int:
         """Write all checkpoints of a key into one self-contained file; return their number.
+
+        Args:
+            path: the file.
+            key: the key.
+            mask: replace common secrets by placeholders, except in the files of a workspace. By
+                default the archive is exact.
 
         Raises:
             NotFoundError: there is no such key.
+            InvalidInputError: with `mask`, a name contains a secret.
+            StateError: with `mask`, a pickle or an array contains a secret.
             IntegrityError: a checkpoint is damaged.
             StorageError: the file cannot be written.
         """
         self.background.flush()
-        return export_archive(self.store, path, check_key(key))
+        masks = mask_tree if mask else None
+        return export_archive(self.store, path, check_key(key), masks).checkpoints
 
     def import_archive(self, path: str | os.PathLike[str]) -> str:
         """Add the checkpoints of an archive as a new key; return the key.

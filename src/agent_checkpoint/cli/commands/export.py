@@ -1,19 +1,24 @@
-"""`export`: write a key and all its checkpoints to an archive."""
+"""`export`: write a key and all its checkpoints to an archive, with secrets masked."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_size, one_line
 from agent_checkpoint.cli.progress_backend import progress_manager
 from agent_checkpoint.cli.prompts import confirmed, declined
 from agent_checkpoint.cli.store_location import StoreLocation
+from agent_checkpoint.core.codec.redacted_tree import mask_tree
 from agent_checkpoint.formatting import shell_quote
+from agent_checkpoint.store.archive.archive_file import ExportReport, export_archive
 
 EXAMPLES = """
 agent-checkpoint export fix-bug-42 fix.ckpt        write an archive
 agent-checkpoint export fix-bug-42 fix.ckpt --yes  overwrite an existing file
+agent-checkpoint export fix-bug-42 fix.ckpt --no-mask   write an exact copy
 """
 
 
@@ -21,6 +26,7 @@ def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
     parser.add("key", "KEY", "the key")
     parser.add("file", "FILE", "the archive to write")
+    parser.no_mask("write")
     parser.yes()
     parser.json()
 
@@ -28,19 +34,31 @@ def arguments(parser: Parser) -> None:
 def run(args: Args, location: StoreLocation) -> CommandResult:
     """Write the archive."""
     file = Path(location.directory, args.file)
-    data = {"key": args.key, "file": str(file), "done": False, "checkpoints": 0, "bytes": 0}
+    data: dict[str, Any] = {"key": args.key, "file": str(file), "done": False, "bytes": 0}
+    data.update(asdict(ExportReport()))
     with location.manager() as manager:
         key = location.key(manager, args.key)
     exists = f"{one_line(file)} exists."
     if file.exists() and not confirmed(args, lambda out: out.line(exists), "Overwrite?"):
         return declined(data)
     with progress_manager(location, args.out, "Exporting") as manager:
-        number = manager.export_archive(file, key)
-    data.update(done=True, checkpoints=number, bytes=file.stat().st_size)
+        report = export_archive(manager.store, file, key, None if args.no_mask else mask_tree)
+    data.update(done=True, bytes=file.stat().st_size, **asdict(report))
 
     def show(out: Output) -> None:
-        what = f"{format_count(number, 'checkpoint')}, {format_size(file.stat().st_size)}"
+        what = f"{format_count(report.checkpoints, 'checkpoint')}, {format_size(data['bytes'])}"
         out.line(f"Wrote {one_line(file)}: {what}.", style="green")
+        if report.masked:
+            where = format_count(report.masked_checkpoints, "checkpoint")
+            if report.masked_records:
+                where += f" and {format_count(report.masked_records, 'ledger record')}"
+            values = format_count(report.masked, "value")
+            out.line(f"Masked {values} in {where}; --no-mask keeps them.", style="yellow")
+        if report.files_with_secrets:
+            files = format_count(report.files_with_secrets, "file")
+            verbs = ("contains", "is") if report.files_with_secrets == 1 else ("contain", "are")
+            words = f"{files} {verbs[0]} secrets and {verbs[1]} written unchanged."
+            out.line(words, style="yellow")
         # Without --store, because the archive is imported into another store.
         out.line(f"To import: agent-checkpoint import {shell_quote(file.name)}", style="dim")
 

@@ -1,4 +1,4 @@
-"""Redacts an encoded value: its strings, bytes, paths and dict keys. Owns the walk over the tags.
+"""Redacts or masks an encoded value: strings, bytes, paths and dict keys. Owns the walk over tags.
 
 A pickle or an array of text cannot be redacted. If it contains a secret, it is refused.
 """
@@ -18,16 +18,17 @@ from agent_checkpoint.core.codec.scalars import (
 )
 from agent_checkpoint.core.path_errors import PathError, key_segment
 from agent_checkpoint.core.stateful import META
+from agent_checkpoint.errors import IntegrityError, StateError
 from agent_checkpoint.records import JsonValue
-from agent_checkpoint.redaction import Redactor
+from agent_checkpoint.redaction import MASK, Redactor
 from agent_checkpoint.store.canonical_json import write_json
-from agent_checkpoint.store.objects.splitting import BlobValue, inline_tree
+from agent_checkpoint.store.objects.splitting import BlobValue, OutOfLineValue, inline_tree
 
 _EXACT = frozenset(
     {"$int", "$float", "$datetime", "$time", "$date", "$timedelta", "$timezone", "$zoneinfo"}
-    | {"$decimal", "$fraction", "$complex", "$uuid", "$log", "$object"}
+    | {"$decimal", "$fraction", "$complex", "$uuid", "$object"}
 )
-"""Tags without text of the user. The items of a log are redacted when they are written."""
+"""Tags without text of the user."""
 _PAIRS = frozenset({"$dict", "$ordereddict", "$counter"})
 _TEXT_DTYPE = re.compile(r"[<>|=]?([US])([0-9]+)")
 _BYTE_DTYPES = frozenset({"|u1", "|i1"})
@@ -42,6 +43,28 @@ def redact_tree(tree: JsonValue, redactor: Redactor) -> tuple[JsonValue, int]:
     """
     walk = _Redaction(redactor)
     return walk.value(tree), walk.count
+
+
+def mask_tree(tree: JsonValue, name: str) -> tuple[JsonValue, int]:
+    """Return a stored value, resolved, with the built-in secrets masked, and how many it had.
+
+    Raises:
+        IntegrityError: the value, which `name` is for messages, is malformed.
+        StateError: a pickle or an array contains a secret, or two keys are equal without theirs.
+    """
+    try:
+        return redact_tree(tree, MASK)
+    except PathError as error:
+        raise StateError(
+            f"{error.path(name)} contains a secret that cannot be masked: it is inside a pickle or "
+            "an array, or in keys that differ only in it. Nothing was written. Export it without "
+            "masking: --no-mask, or mask=False in Python. Or purge the secret."
+        ) from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        raise IntegrityError(
+            f"{name} is malformed, so that it cannot be masked. Nothing was written. Export it "
+            "without masking: --no-mask, or mask=False in Python."
+        ) from None
 
 
 class _Redaction:
@@ -78,6 +101,8 @@ class _Redaction:
             payload = self._pairs(payload)
         elif tag == "$defaultdict":
             payload = [payload[0], self._pairs(payload[1])]
+        elif tag == "$log" and isinstance(payload, OutOfLineValue):
+            pass  # the items of a log that is being saved are redacted when they are written
         elif tag not in _EXACT:
             payload = self.value(payload)
         return {tag: payload}

@@ -28,7 +28,7 @@ from agent_checkpoint.errors import (
 from agent_checkpoint.manager.async_verbs import run_to_completion
 from agent_checkpoint.options import Provider
 from agent_checkpoint.records import Checkpoint, short_repr
-from agent_checkpoint.redaction import PLACEHOLDER
+from agent_checkpoint.redaction import MASKED, PLACEHOLDER
 from agent_checkpoint.session.agent_scope import AgentScope
 from agent_checkpoint.session.current_session import as_current, is_nested
 from agent_checkpoint.session.effects.approvals import (
@@ -385,9 +385,14 @@ class ToolCalls:
             self._refuse(run, call, name, arguments, error)
 
     def _is_redacted(self, block: Block) -> bool:
-        """Whether a call was loaded with placeholders of `redact=`: no tool may get them."""
-        is_loaded = block.at[0] < self._loaded and self._state.manager.policy.redactor is not None
-        return is_loaded and PLACEHOLDER.search(repr(plain(block.source))) is not None
+        """Whether a call was loaded with placeholders: no tool may get them.
+
+        They are of `redact=`, or of a masked archive.
+        """
+        if block.at[0] >= self._loaded:
+            return False
+        kind = MASKED if self._state.manager.policy.redactor is None else PLACEHOLDER
+        return kind.search(repr(plain(block.source))) is not None
 
     def _is_partial(self, run: _Run, block: Block, found: BoundTool) -> bool:
         """Whether the arguments of a call may be empty because they have not arrived.
@@ -692,6 +697,15 @@ class ToolCalls:
                 known, calls=[call._replace(digest=turn.digest(one)) for call, one in pairs]
             )
         at = int(calls[0].at[0]) if calls else 0
+        if known.at == at:
+            # The calls of a masked archive have other arguments, and so other digests.
+            masked = {
+                name: turn.digest(call)
+                for name, call in zip(names_of(calls), calls)
+                if MASKED.search(repr(plain(call.source)))
+            }
+            fresh = [call._replace(digest=masked.get(call.id, call.digest)) for call in known.calls]
+            known = replace(known, calls=fresh)
         return known.renewed(names_of(calls), [turn.digest(call) for call in calls], at)
 
     def _is_passed(self, turn: LastTurn) -> bool:

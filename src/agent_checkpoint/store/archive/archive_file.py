@@ -15,8 +15,9 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -27,13 +28,21 @@ from agent_checkpoint.backends.os_support.posix import (
 )
 from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError
 from agent_checkpoint.records import Checkpoint, Entry, check_key, short_repr
+from agent_checkpoint.store.archive.archive_mask import (
+    ArchiveMask,
+    MaskTree,
+    is_file_with_secret,
+    masked_checkpoint,
+    masked_record,
+)
 from agent_checkpoint.store.canonical_json import read_json, write_json
-from agent_checkpoint.store.checkpoint_entries import read_checkpoint, write_checkpoint
+from agent_checkpoint.store.checkpoint_entries import read_checkpoint, seal_entry, write_checkpoint
 from agent_checkpoint.store.ledger.ledger_archive import (
     LedgerRecord,
     needed_objects,
     read_frame,
     read_ledger,
+    record_of,
 )
 from agent_checkpoint.store.ledger.lineage import lineage_of
 from agent_checkpoint.store.objects.object_format import (
@@ -71,11 +80,29 @@ class Frame(NamedTuple):
     content: bytes
 
 
-def export_archive(store: Store, path: str | os.PathLike[str], key: str) -> int:
-    """Write all checkpoints of a key to a file, and return their number.
+@dataclass
+class ExportReport:
+    """The result of an export: what it wrote, and what it masked."""
+
+    checkpoints: int = 0
+    masked: int = 0
+    """How many secrets were masked; one in several checkpoints counts in each."""
+    masked_checkpoints: int = 0
+    masked_records: int = 0
+    """How many records of the ledger had secrets."""
+    files_with_secrets: int = 0
+    """How many contents of files have secrets, which are not masked; 0 if nothing is."""
+
+
+def export_archive(
+    store: Store, path: str | os.PathLike[str], key: str, mask: MaskTree | None = None
+) -> ExportReport:
+    """Write all checkpoints of a key to a file; with `mask`, without the secrets that it finds.
 
     Raises:
         NotFoundError: there is no such key.
+        InvalidInputError: a name contains a secret.
+        StateError: a part cannot be masked.
         IntegrityError: a checkpoint is damaged.
         StorageError: the file cannot be written; an existing file at `path` is not changed.
     """
@@ -86,7 +113,7 @@ def export_archive(store: Store, path: str | os.PathLike[str], key: str) -> int:
     with wrap_os_errors(f"write the archive {target}"):
         try:
             with open(fresh, "xb", opener=open_private) as file:
-                count = _Export(store, key, file).run()
+                report = _Export(store, key, file, mask).run()
                 file.flush()
                 os.fsync(file.fileno())
             fresh.replace(target)
@@ -94,54 +121,75 @@ def export_archive(store: Store, path: str | os.PathLike[str], key: str) -> int:
             fresh.unlink(missing_ok=True)
             raise
         sync_directory(target.parent)
-    return count
+    return report
 
 
 class _Export:
     """Writes one archive."""
 
-    def __init__(self, store: Store, key: str, file: BinaryIO) -> None:
+    def __init__(self, store: Store, key: str, file: BinaryIO, mask: MaskTree | None) -> None:
         self.store = store
         self.key = key
         self.file = file
+        self.mask = None if mask is None else ArchiveMask(mask, store.backend)
+        self.report = ExportReport()
         self.digest = hashlib.sha256()
         self.done: dict[str, int] = {}  # offset of each written object, by name
         self.lineages: list[str] = []
 
-    def run(self) -> int:
+    def run(self) -> ExportReport:
         self._write(MAGIC + b"%d\n" % ARCHIVE_FORMAT)
         self._frame(HEADER, write_json({"key": self.key}))
-        count = last = 0
+        last = 0
         for _ in range(_TRIES):
             gone = 0
             for entry in self.store.entries(self.key, oldest_first=True):
                 if entry.seq > last:
                     last = entry.seq
                     is_written = self._checkpoint(entry)
-                    count += is_written
+                    self.report.checkpoints += is_written
                     gone += not is_written
             if not gone:
                 break  # else read on: new checkpoints may have been saved meanwhile
-        if not count:
+        if not self.report.checkpoints:
             raise key_not_found(self.key, self.store)
         for lineage in self.lineages:
             for record in read_ledger(self.store, lineage):
-                self._objects(iter(needed_objects(record)))
+                record = self._masked_record(record)
+                self._objects(needed_objects(record))
                 self._frame(LEDGER, record.frame())
         self._frame(END, self.digest.digest())
-        return count
+        return self.report
 
     def _checkpoint(self, entry: Entry) -> bool:
         """Write a checkpoint and its objects; if it was pruned, write nothing and return False."""
         start, digest = self.file.tell(), self.digest.copy()
         try:
             checkpoint = read_checkpoint(self.key, entry.seq, entry.data)
-            data = self._split(checkpoint) if self.store.backend.properties.readable else entry.data
-            self._objects(object_names(checkpoint.parts.values()))
+            masked, count = checkpoint, 0
+            if self.mask is not None:
+                masked, count = masked_checkpoint(checkpoint, self.mask)
+            if count:
+                data = self._split(masked)
+            elif self.store.backend.properties.readable:
+                # One by one: the name of a part may look like a tag.
+                parts = {
+                    name: with_references(tree, self.store.backend)
+                    for name, tree in checkpoint.parts.items()
+                }
+                data = self._split(checkpoint._replace(parts=parts))
+            else:
+                data = entry.data
+                self._objects(object_names(checkpoint.parts.values()))
             self._frame(CHECKPOINT, write_varint(entry.seq) + data)
             lineage = lineage_of(self.store.reader(checkpoint), checkpoint)
             if lineage is not None and lineage not in self.lineages:
                 self.lineages.append(lineage)
+        except RecursionError:
+            raise IntegrityError(
+                f"The state of checkpoint {entry.seq} of {short_repr(self.key)} exceeds the "
+                "nesting limit."
+            ) from None
         except LostObjectError:
             if self.store.read(self.key, entry.seq) is not None:
                 raise
@@ -150,36 +198,58 @@ class _Export:
             self.digest = digest
             self.done = {name: at for name, at in self.done.items() if at < start}
             return False
+        self.report.masked += count
+        self.report.masked_checkpoints += count > 0
         return True
 
+    def _masked_record(self, item: LedgerRecord) -> LedgerRecord:
+        """Return a ledger record without secrets; write its objects."""
+        if self.mask is None:
+            return item
+        members, parts, count = masked_record(record_of(item), self.mask)
+        if not count:
+            return item
+        texts, _ = self._put(parts)
+        trees = {name: read_json(text) for name, text in texts.items()}
+        self.report.masked += count
+        self.report.masked_records += 1
+        return item._replace(entry=seal_entry({**members, "parts": trees}))
+
     def _split(self, checkpoint: Checkpoint) -> bytes:
-        """Split a checkpoint of a readable store: write its objects, and return its entry."""
-        writer = Writer(WriteCache())
-        try:
-            parts = with_references(checkpoint.parts, self.store.backend)
-            texts, roots = split_parts(parts, writer)
-        except RecursionError:
-            raise IntegrityError(
-                f"The state of checkpoint {short_repr(checkpoint.id)} exceeds the nesting limit."
-            ) from None
-        writer.check_decode_cost(roots)
-        for name, plain in writer.pending():
-            self._object(name, plain)
+        """Split the parts of a checkpoint, write their objects, and return its entry."""
+        texts, size = self._put(checkpoint.parts)
+        if not self.store.backend.properties.readable:
+            size = checkpoint.size  # it has lists that were not split again
         return write_checkpoint(
             checkpoint.draft(),
             ts_ns=checkpoint.ts_ns,
             parents=checkpoint.parents,
             parts=texts,
-            size=writer.size + sum(map(len, texts.values())),
+            size=size,
         )
 
-    def _objects(self, names: Iterator[str]) -> None:
+    def _put(self, parts: Mapping[str, Any]) -> tuple[dict[str, bytes], int]:
+        """Split parts and write their objects; return their texts, and the size of the state."""
+        writer = Writer(WriteCache())
+        texts, roots = split_parts(parts, writer)
+        writer.check_decode_cost(roots)
+        pending = list(writer.pending())
+        # The objects of other kinds that they refer to, such as snapshots of a workspace.
+        self._objects(ref for _, plain in pending for ref in plain.refs if not writer.holds(ref))
+        for name, plain in pending:
+            self._object(name, plain)
+        self._objects(object_names(map(read_json, texts.values())))
+        return texts, writer.size + sum(map(len, texts.values()))
+
+    def _objects(self, names: Iterable[str]) -> None:
         """Write the objects that the archive does not have yet, children first."""
         roots = list(names)
         seen: RefGraph = dict.fromkeys(self.done, ())
         mark(self.store.backend, roots, seen)
         order = [name for name in children_first(roots, seen) if name not in self.done]
         for name, found in fetch_objects(self.store.backend, order):
+            if self.mask is not None:
+                self.report.files_with_secrets += is_file_with_secret(found)
             self._object(name, plain_object(found.kind, found.payload, found.refs))
 
     def _object(self, name: str, plain: PlainObject) -> None:

@@ -22,7 +22,8 @@ from agent_checkpoint.store.ledger.ledger_records import PREFIX
 from agent_checkpoint.store.objects.reader import Reader, resolve_tree, tag_of
 from agent_checkpoint.store.store import Store
 
-_SESSION = "session"
+SESSION = "session"
+"""The part with the session record."""
 
 
 def lineages(store: Store) -> list[str]:
@@ -60,7 +61,7 @@ def fork_point_of(store: Store, first: Checkpoint) -> CheckpointId | None:
 
 def _member(source: Reader | None, checkpoint: Checkpoint, name: str) -> Any:
     """Return a member of the session record; None if there is none."""
-    tree = checkpoint.parts.get(_SESSION)
+    tree = checkpoint.parts.get(SESSION)
     if tree is None:
         return None
     if source is not None:
@@ -80,11 +81,11 @@ def with_lineage(source: Reader, checkpoint: Checkpoint, lineage: str) -> Checkp
     Raises:
         IntegrityError: the session part is damaged.
     """
-    tree: Any = checkpoint.parts[_SESSION]
+    tree: Any = checkpoint.parts[SESSION]
     tag = tag_of(tree)
     # Only the topmost level is resolved: values below it stay out of line.
     record = tree if tag is None else source.tree(tag, tree[tag])
-    return checkpoint._replace(parts={**checkpoint.parts, _SESSION: {**record, "family": lineage}})
+    return checkpoint._replace(parts={**checkpoint.parts, SESSION: {**record, "family": lineage}})
 
 
 def pinned_checkpoints(store: Store, checkpoints: Iterable[Checkpoint]) -> set[int]:

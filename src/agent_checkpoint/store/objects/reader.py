@@ -115,8 +115,7 @@ class Reader:
         Raises:
             IntegrityError: the objects are not a Merkle list.
         """
-        for part, text in read_list(_checked(name), self._get):
-            self._counted(text)
+        for part, text in self.array_texts(name):
             items = self._cache.get_array(part)
             if items is not None:
                 yield items, True
@@ -126,6 +125,15 @@ class Reader:
             if is_plain and self._cache.is_wanted_again(part):
                 self._cache.put_array(part, items, len(text) + _MEMORY_PER_COST * text_cost(text))
             yield items, is_plain
+
+    def array_texts(self, name: Any) -> Iterator[tuple[str, bytes]]:
+        """Iterate over the arrays of a `$list` or `$map` as JSON, each with the id of its object.
+
+        Raises:
+            IntegrityError: the objects are not a Merkle list.
+        """
+        for part, text in read_list(_checked(name), self._get):
+            yield part, self._counted(text)
 
     def blob(self, names: Any, *, is_text: bool = False) -> bytes:
         """Return the bytes that `$blob` or `$text` refers to. Raises IntegrityError."""

@@ -14,7 +14,7 @@ from agent_checkpoint.records import JsonValue, check_object_id
 from agent_checkpoint.store.canonical_json import read_json, write_json
 from agent_checkpoint.store.objects.object_format import RECORD, Object
 from agent_checkpoint.store.objects.reader import OBJECT, ObjectSource, object_names
-from agent_checkpoint.store.objects.splitting import OutOfLineValue
+from agent_checkpoint.store.objects.splitting import BlobValue, OutOfLineValue
 from agent_checkpoint.store.objects.writer import Writer
 
 
@@ -121,7 +121,9 @@ def files_size(found: Object) -> int:
 
 
 def with_references(tree: Any, source: ObjectSource) -> Any:
-    """Return a resolved tree with its `$object` tags as `ObjectReference`, ready to be split."""
+    """Return a resolved tree, ready to be split: `ObjectReference` for `$object`, no raw bytes."""
+    if isinstance(tree, bytes):
+        return BlobValue(tree)
     if isinstance(tree, list):
         return [with_references(item, source) for item in tree]
     if not isinstance(tree, dict):
