@@ -25,7 +25,7 @@ from agent_checkpoint.errors import (
 )
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import JsonValue, short_repr
-from agent_checkpoint.redaction import PLACEHOLDER
+from agent_checkpoint.redaction import MASKED, PLACEHOLDER
 from agent_checkpoint.session.effects.effect_context import ToolCall
 from agent_checkpoint.session.tools.call_arguments import cleaned, describe_call, encode_for_ledger
 from agent_checkpoint.store.ledger.ledger import Ledger
@@ -430,6 +430,22 @@ def edits_behind(ledger: Ledger, effect: Effect) -> dict[str, Any]:
 
     Raises the same errors as `arguments_of`.
     """
+    request = _request_behind(ledger, effect)
+    return {} if request is None else edits_of(ledger, request)
+
+
+def has_masked_edits(ledger: Ledger, effect: Effect) -> bool:
+    """Return whether an effect was approved with edits that a masked archive does not have.
+
+    Raises the same errors as `arguments_of`.
+    """
+    request = _request_behind(ledger, effect)
+    if request is None or "edited" not in request.parts:
+        return False
+    return MASKED.search(repr(_decode(ledger, request, "edited"))) is not None
+
+
+def _request_behind(ledger: Ledger, effect: Effect) -> ApprovalRequest | None:
     requests = [
         request
         for request in ledger.state.requests_of.get(effect.identity, {}).values()
@@ -437,7 +453,7 @@ def edits_behind(ledger: Ledger, effect: Effect) -> dict[str, Any]:
         and request.status == USED
         and request.answer_seq < effect.seq
     ]
-    return edits_of(ledger, requests[-1]) if requests else {}
+    return requests[-1] if requests else None
 
 
 def arguments_part(call: ToolCall) -> dict[str, JsonValue]:

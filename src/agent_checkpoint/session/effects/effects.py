@@ -23,6 +23,7 @@ from agent_checkpoint.session.effects.approvals import (
     arguments_part,
     check_answer_usable,
     edits_behind,
+    has_masked_edits,
     void_unusable_answer,
 )
 from agent_checkpoint.session.effects.effect_context import Decision, ToolCall
@@ -226,16 +227,17 @@ class Effects:
 
     def _resolve_in_doubt(self, effect: Effect, call: ToolCall) -> Decision | None:
         """Verify an effect whose outcome is unknown, and decide."""
-        self.outcomes.verify(effect, call.tool, call.arguments)
-        if effect.status == COMMITTED:
-            return Decision(effect, True, self.outcomes.result(effect))
-        if not effect.stands:
-            return None
-        if behaviour_of(effect.kind).is_repeatable and effect.status == UNKNOWN:
-            self.ledger.refresh()
-            self.ledger.check(self.epoch)
-            self.in_progress[effect.id] = call
-            return Decision(effect, False)
+        if not has_masked_edits(self.ledger, effect):  # else the arguments of the call are unknown
+            self.outcomes.verify(effect, call.tool, call.arguments)
+            if effect.status == COMMITTED:
+                return Decision(effect, True, self.outcomes.result(effect))
+            if not effect.stands:
+                return None
+            if behaviour_of(effect.kind).is_repeatable and effect.status == UNKNOWN:
+                self.ledger.refresh()
+                self.ledger.check(self.epoch)
+                self.in_progress[effect.id] = call
+                return Decision(effect, False)
         raise EffectUnknownError(
             f"{effect.title} was started earlier, and its outcome is unknown.",
             hint=Hint(

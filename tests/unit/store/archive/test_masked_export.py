@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import (
+    Approvals,
     Checkpointable,
     CheckpointManager,
+    EffectUnknownError,
     IntegrityError,
     InvalidInputError,
     Log,
@@ -302,3 +304,58 @@ def test_an_effect_in_doubt_is_verified_with_real_arguments(tmp_path: Path) -> N
     with imported(manager, tmp_path) as other, Session("job", store=other):
         assert outside.push(TOKEN) == "it was"
     assert outside.done == asked == [TOKEN]
+
+
+@pytest.mark.parametrize("first", ["none", SECRETS["npm-token"], TOKEN[:-1] + "Z"])
+def test_a_call_with_masked_edits_is_not_made(first: str, tmp_path: Path) -> None:
+    """Neither with the mask, nor with the arguments that the approver replaced."""
+    outside = Outside("push edited", effect="idempotent", approve=True, key=lambda **_: "k")
+    outside.dies = True
+    manager = CheckpointManager()
+    with pytest.raises(Suspended) as waits, Session("job", store=manager):
+        outside.push(first)
+    Approvals(manager).approve(waits.value.approval_id, edit={"token": TOKEN})
+    with killed("job", manager):
+        outside.push(first)
+    with imported(manager, tmp_path) as other, Session("job", store=other):
+        assert not has(tmp_path / "a", TOKEN)
+        with pytest.raises(EffectUnknownError, match="outcome is unknown"):
+            outside.push(first)
+    assert outside.done == [TOKEN]
+
+
+def test_long_dicts_with_other_keys(tmp_path: Path) -> None:
+    """Their members are stored as a list, of pairs."""
+    state: dict[Any, Any] = {(n, "x" * 20): n for n in range(500)}
+    state["password"] = "hunter2"
+    state[TOKEN], state[TOKEN[:-1] + "Z"] = 1, 2
+    manager = CheckpointManager()
+    manager.save("key", {"a": state})
+    manager.export_archive(tmp_path / "a", "key", mask=True)
+    other = CheckpointManager()
+    other.import_archive(tmp_path / "a")
+    found = other.state_dict("key")["a"]
+    expected = {**state, "password": "[masked:assignment]", MASKED: 1, f"{MASKED} (2)": 2}
+    del expected[TOKEN], expected[TOKEN[:-1] + "Z"]
+    assert found == expected
+
+
+def test_a_long_list_is_masked_once(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def counted(tree: Any, name: str) -> Any:
+        seen.append(len(json.dumps(tree, default=str)))
+        return mask_tree(tree, name)
+
+    manager, log = CheckpointManager(), Log[Any]()
+    for n in range(60):
+        log.append({"n": n, "text": "word " * 200 + (TOKEN if n == 7 else "")})
+        manager.save("key", {"messages": log, "n": n})
+    report = export_archive(manager.store, tmp_path / "a", "key", counted)
+    assert report.masked == report.masked_checkpoints == 53
+    other = CheckpointManager()
+    other.import_archive(tmp_path / "a")
+    assert other.verify().ok
+    assert [item["n"] for item in other.state_dict("key")["messages"]] == list(range(60))
+    whole = len(json.dumps(log.to_list()))
+    assert sum(seen) < 5 * whole
