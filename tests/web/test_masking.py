@@ -3,7 +3,7 @@
 from contextlib import suppress
 from pathlib import Path
 
-from agent_checkpoint import Session, Suspended, tool
+from agent_checkpoint import CheckpointManager, Session, Suspended, tool
 from tests.agents import Agent
 from tests.secrets_of_each_kind import SECRETS
 from tests.web.visitor import Visitor, opened
@@ -56,3 +56,19 @@ def test_no_page_shows_a_secret_unless_asked_to(tmp_path: Path) -> None:
     assert 'name="argument.2.' in pages["approvals"]
     assert pages["approvals"].count("Masked: cannot be edited here.") == 2
     assert "Not plain JSON" not in pages["approvals"]
+
+
+def test_an_archive_is_masked_unless_asked_not_to(tmp_path: Path) -> None:
+    with opened(tmp_path / "store") as manager:
+        manager.save("k", {"memory": [TOKEN]})
+        manager.save(f"named {TOKEN}", {"n": 1})
+        for masked in (True, False):
+            visitor = Visitor(manager, masked=masked)
+            assert ("are masked" in visitor.text("/export", key="k")) is masked
+            (tmp_path / f"{masked}.ckpt").write_bytes(visitor.post("/export", {"key": "k"}).content)
+            other = CheckpointManager()
+            other.import_archive(tmp_path / f"{masked}.ckpt")
+            memory = ["[masked:github-token]"] if masked else [TOKEN]
+            assert other.state_dict("k") == {"memory": memory}
+            named = visitor.post("/export", {"key": f"named {TOKEN}"})
+            assert named.status_code == (400 if masked else 200)

@@ -68,6 +68,7 @@ def export_page(site: Site, request: Request) -> Response:
         head=head,
         number=len(history.checkpoints),
         is_whole=history.is_whole,
+        masked=site.masked,
     )
 
 
@@ -78,7 +79,7 @@ def export(site: Site, form: dict[str, str]) -> Response:
     folder = tempfile.TemporaryDirectory(prefix="agent-checkpoint-")
     path = Path(folder.name, "archive.ckpt")
     try:
-        site.manager.export_archive(path, key)
+        site.manager.export_archive(path, key, mask=site.masked)
         file = path.open("rb")
     except BaseException:
         folder.cleanup()
