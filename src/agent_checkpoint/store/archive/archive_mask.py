@@ -35,7 +35,8 @@ from agent_checkpoint.store.objects.writer import Writer
 MaskTree = Callable[[Any, str], "tuple[Any, int]"]
 """Masks an encoded value, whose name is for messages; also returns how many secrets it had."""
 
-_LARGEST_FILE = 1 << 20
+_LARGEST_FILE = 1 << 16
+"""Larger files are not examined, because that would take longer than the export itself."""
 _FREE_TEXT = ("words", "note", "reason", "by")
 _ARGUMENT = re.compile(
     r"(?P<before>\b(?P<name>\w{1,128})=(?P<quote>['\"]))(?P<value>[^'\"]{1,256})"
