@@ -9,15 +9,17 @@ from contextlib import suppress
 
 LONGEST_WAIT = 30
 COMMIT = b"COMMIT\0"
+APPEND = b".append_after("
+"""In the statement that appends and commits."""
 SYNC = b"S\0\0\0\4"
 """The message after which the server replies."""
 
 
 class Proxy:
-    """Forwards connections. `lose` is the fault that befalls the next COMMIT:
+    """Forwards connections. `lose` is the fault that befalls the next commit:
 
     `before`: it does not reach the server. `after`: it does, but the reply is lost.
-    `late`: it reaches the server when the next transaction already waits for the row lock.
+    `late`: it reaches the server when the next transaction already asks for the row lock.
     """
 
     def __init__(self, port):
@@ -49,7 +51,7 @@ class Proxy:
                     if source is client:
                         if b"FOR UPDATE" in data:
                             self.locking.set()
-                        if self.lose and COMMIT in data:
+                        if self.lose and (COMMIT in data or APPEND in data):
                             while not (SYNC in data[-10:] or data.endswith(COMMIT)):
                                 data += client.recv(1 << 20)
                             self.lose_commit(client, server, data)

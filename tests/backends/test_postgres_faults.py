@@ -95,7 +95,10 @@ def check(url, acknowledged):
 @pytest.mark.parametrize("how", ["one key", "a key each"])
 def test_processes_save(server, how, processes, each):
     keys = [f"k{number if how == 'a key each' else ''}" for number in range(processes)]
+    query = "SELECT deadlocks FROM pg_stat_database WHERE datname = 'postgres'"
+    before = server.execute(query)
     run_savers(server.url(server.new_schema()), keys, each)
+    assert server.execute(query) == before
 
 
 @pytest.mark.slow

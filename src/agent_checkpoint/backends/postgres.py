@@ -36,7 +36,12 @@ from agent_checkpoint.backends.postgres_connections import (
     is_lost,
     parse_url,
 )
-from agent_checkpoint.errors import InvalidInputError, MissingObjectsError, StorageError
+from agent_checkpoint.errors import (
+    ConflictError,
+    InvalidInputError,
+    MissingObjectsError,
+    StorageError,
+)
 from agent_checkpoint.records import (
     Entry,
     ObjectInfo,
@@ -51,6 +56,7 @@ _MAX_SEQ = 2**63 - 1
 _MAX_NAME = 2600  # bytes of a stream name: the limit of an index of PostgreSQL
 _PAGE_ROWS = 10_000
 _BATCH_IDS = 1000
+_MOST_STREAMS = 10_000
 _BATCH_BYTES = 4 << 20
 
 
@@ -85,6 +91,8 @@ class PostgresBackend(Backend):
         self._streams = f"{schema}.streams"
         self._entries = f"{schema}.entries"
         self._objects = f"{schema}.objects"
+        self._last: dict[str, tuple[int, UUID | None]] = {}
+        """The last known number of a stream, and the write id if this process wrote the entry."""
 
     @property
     def properties(self) -> BackendProperties:
@@ -177,10 +185,24 @@ class PostgresBackend(Backend):
                 f"stores up to {_MAX_NAME}."
             )
         write, rows = _Write(), _rows(objects)
+        is_small = len(rows) <= _BATCH_IDS and sum(len(row[1]) for row in rows) <= _BATCH_BYTES
 
         def work(connection: Connection) -> int:
             was_certain = write.in_doubt is None
+            previous, previous_write = self._last.get(stream, (0, None))
             try:
+                if was_certain and is_small and previous and after in (None, previous):
+                    write.in_doubt = previous + 1
+                    ids, contents = [row[0] for row in rows], [row[1] for row in rows]
+                    stored = (write.id, entry, time.time(), ids, contents)
+                    if self._connections.append_after(
+                        connection,
+                        write.id,
+                        *(name, previous, after is not None, previous_write, *stored),
+                        list({*_digests(requires)}.difference(ids)),
+                    ):
+                        return previous + 1
+                    write.in_doubt = None
                 return self._append(connection, write, (stream, name), entry, after, rows, requires)
             except psycopg.Error as error:
                 if was_certain and not is_lost(error):
@@ -188,7 +210,7 @@ class PostgresBackend(Backend):
                 raise
 
         try:
-            return self._connections.write(work)
+            seq = self._connections.write(work)
         except StorageError as error:
             if write.in_doubt is None:
                 raise
@@ -198,6 +220,8 @@ class PostgresBackend(Backend):
                 retryable=True,
                 outcome_unknown=True,
             ) from error
+        self._remember(stream, seq, write.id)
+        return seq
 
     def read(
         self,
@@ -222,7 +246,10 @@ class PostgresBackend(Backend):
             _MAX_SEQ if before is None else _clamp(before),
             None if limit is None else _clamp(max(0, limit)),
         )
-        return [Entry(seq, data) for seq, data in self._connections.read(query, values)]
+        found = [Entry(seq, data) for seq, data in self._connections.read(query, values)]
+        if found and newest_first and found[0].seq > self._last.get(stream, (0, None))[0]:
+            self._remember(stream, found[0].seq, None)
+        return found
 
     def remove(self, stream: str, seqs: Iterable[int]) -> None:
         """Remove entries; their numbers are not reused. Raises StorageError."""
@@ -304,6 +331,11 @@ class PostgresBackend(Backend):
 
     # -- internals -------------------------------------------------------------------------------
 
+    def _remember(self, stream: str, seq: int, write_id: UUID | None) -> None:
+        if len(self._last) >= _MOST_STREAMS:
+            self._last.clear()
+        self._last[stream] = seq, write_id
+
     def _put(self, connection: Connection, rows: Sequence[tuple[bytes, bytes]]) -> None:
         """Insert objects; rows that exist are kept. Sorted rows cannot deadlock."""
         query = (
@@ -333,50 +365,55 @@ class PostgresBackend(Backend):
         streams, entries, name = self._streams, self._entries, (stream[1],)
         of_stream = f"WHERE stream = (SELECT id FROM {streams} WHERE name = %b)"
         with self._connections.transaction(connection) as results:
+            connection.execute(
+                f"INSERT INTO {streams} (name, last) VALUES (%b, 0) ON CONFLICT DO NOTHING", name
+            )
+            # Waits for the transaction before, even for an earlier attempt of this write. The
+            # statements after it see what that transaction committed. Before the objects, as in
+            # `append_after`: in another order two appends could wait for each other.
+            locked = connection.execute(
+                f"SELECT id, last FROM {streams} WHERE name = %b FOR UPDATE", name
+            )
             self._put(connection, rows)
             present = requires and connection.execute(
                 f"SELECT id FROM {self._objects} WHERE id = ANY(%b)",
                 (list(_digests(requires)),),
                 binary=True,
             )
-
-            def lock_stream() -> tuple[tuple[int, int] | None, int, tuple[UUID] | None]:
-                """Return the row of the stream, the newest number, and the write id in doubt."""
-                # Waits for the transaction before, even for an earlier attempt of this write. The
-                # statements after it see what that transaction committed.
-                row = connection.execute(
-                    f"SELECT id, last FROM {streams} WHERE name = %b FOR UPDATE", name
-                )
-                newest = after is not None and connection.execute(
-                    f"SELECT coalesce(max(seq), 0) FROM {entries} {of_stream}", name
-                )
-                earlier = write.in_doubt and connection.execute(
-                    f"SELECT write_id FROM {entries} {of_stream} AND seq = %s",
-                    (*name, write.in_doubt),
-                )
-                results()
-                ((number,),) = newest.fetchall() if newest else ((0,),)
-                return row.fetchone(), number, earlier.fetchone() if earlier else None
-
-            locked, newest, earlier = lock_stream()
-            if locked is None:
-                connection.execute(
-                    f"INSERT INTO {streams} (name, last) VALUES (%b, 0) ON CONFLICT DO NOTHING",
-                    name,
-                )
-                locked, newest, earlier = lock_stream()
-            assert locked is not None  # noqa: S101 - rows of streams are never deleted
-            number, last = locked
+            found = after is not None and connection.execute(
+                f"SELECT seq, write_id FROM {entries} {of_stream} ORDER BY seq DESC LIMIT 1", name
+            )
+            earlier = write.in_doubt and connection.execute(
+                f"SELECT write_id FROM {entries} {of_stream} AND seq = %s", (*name, write.in_doubt)
+            )
+            results()
+            ((number, last),) = locked.fetchall()
             doubtful = write.in_doubt
-            if doubtful is not None and write.is_committed(doubtful, earlier, last):
+            if doubtful is not None and write.is_committed(
+                doubtful, earlier.fetchone() if earlier else None, last
+            ):
                 connection.execute("ROLLBACK")
                 return doubtful
-            write.in_doubt = None
-            missing = set(requires) - {found.hex() for (found,) in present or ()}
-            if missing or after not in (None, newest):
+            missing = set(requires) - {row.hex() for (row,) in present or ()}
+            newest, by = (found.fetchone() or (0, None)) if found else (after, None)
+            known = self._last.get(stream[0])
+            is_replaced = known is not None and known[0] == after and known[1] not in (None, by)
+            if missing or after != newest or is_replaced:
                 connection.execute("ROLLBACK")
-                if after is not None:
-                    check_newest(stream[0], newest, after)
+                if doubtful is not None:  # a statement that is late must not store it after all
+                    connection.execute(
+                        f"UPDATE {streams} SET last = %s WHERE name = %b AND last < %s",
+                        (doubtful, *name, doubtful),
+                    )
+                    results()
+                    write.in_doubt = None
+                self._last.pop(stream[0], None)
+                check_newest(stream[0], newest or 0, after)
+                if is_replaced:
+                    raise ConflictError(
+                        f"The entry {after} of the stream {short_repr(stream[0])} is not the one "
+                        "that was written: the server was set back to an earlier state."
+                    )
                 raise MissingObjectsError(missing)
             seq = int(last) + 1
             write.in_doubt = seq

@@ -40,6 +40,7 @@ logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 T = TypeVar("T")
+_IDLE = psycopg.pq.TransactionStatus.IDLE
 
 SCHEMA_VERSION = 1
 _TABLES = (
@@ -52,6 +53,47 @@ _TABLES = (
     "data bytea NOT NULL)",
     # Objects are compressed already.
     "ALTER TABLE {0}.objects ALTER COLUMN data SET STORAGE EXTERNAL",
+    # An append in one statement, whose plans the server keeps for a session. It stores all, or
+    # nothing and returns false. It can succeed once only, since `last` grows: if it is repeated,
+    # or reaches the server late, it does nothing.
+    """
+    CREATE FUNCTION {0}.append_after(store_version integer, store_id uuid, store_oid bigint,
+        lock_number bigint, wait text, stream_name bytea, previous bigint, must_exist boolean,
+        previous_write uuid, new_write uuid, entry bytea, now double precision, ids bytea[],
+        contents bytea[], required bytea[]) RETURNS boolean LANGUAGE plpgsql
+        SET search_path = pg_catalog, pg_temp AS $$
+    DECLARE
+        number bigint;
+    BEGIN
+        IF current_setting('transaction_isolation') <> 'read committed'
+            OR current_setting('transaction_read_only') = 'on' THEN
+            RETURN false;
+        END IF;
+        PERFORM set_config('lock_timeout', wait, true),
+            CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')
+                THEN set_config('synchronous_commit', 'on', true) END,
+            pg_advisory_xact_lock_shared(lock_number);
+        IF NOT EXISTS (SELECT FROM {0}.store
+                WHERE version = store_version AND id = store_id AND tableoid::bigint = store_oid)
+            OR (SELECT count(*) FROM {0}.objects WHERE id = ANY (required))
+                <> cardinality(required)
+            OR must_exist AND NOT EXISTS (SELECT FROM {0}.entries JOIN {0}.streams
+                ON streams.id = stream WHERE name = stream_name AND seq = previous
+                AND (previous_write IS NULL OR write_id = previous_write)) THEN
+            RETURN false;
+        END IF;
+        UPDATE {0}.streams SET last = previous + 1 WHERE name = stream_name AND last = previous
+            RETURNING id INTO number;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
+        INSERT INTO {0}.objects (id, ts, data) SELECT id, now, data
+            FROM unnest(ids, contents) AS new (id, data) ON CONFLICT DO NOTHING;
+        INSERT INTO {0}.entries (stream, seq, write_id, data)
+            VALUES (number, previous + 1, new_write, entry);
+        RETURN true;
+    END $$
+    """,
 )
 # A role or database may have other defaults. An acknowledged save must be durable.
 _SETTINGS = """
@@ -179,6 +221,12 @@ class Connections:
             for seconds in (lock_timeout, 10 * lock_timeout, lock_timeout / 2)
         ]
         self._identity = f"SELECT version, id, tableoid::bigint, %s::bigint FROM {schema}.store"  # noqa: S608
+        types = (
+            *("integer", "uuid", "bigint", "bigint", "text", "bytea", "bigint", "boolean", "uuid"),
+            *("uuid", "bytea", "double precision", "bytea[]", "bytea[]", "bytea[]"),
+        )
+        arguments = ", ".join(f"%b::{name}" for name in types)
+        self._append_after = f"SELECT %b::uuid, {schema}.append_after({arguments})"
         self._pinned: Identity | None = None
         self._was_connected = False
         # Threads pop and append without a lock, which a fork could leave locked: both are atomic.
@@ -248,6 +296,34 @@ class Connections:
             return self.run(work)
         except _NoStoreError:
             raise self._removed() from None
+
+    def append_after(self, connection: Connection, write_id: UUID, *values: object) -> bool:
+        """Append to a stream with a known last number, in one statement and one round trip.
+
+        Args:
+            connection: a connection that is in no transaction.
+            write_id: the id of the write.
+            values: the name of the stream; its last number; whether the entry with that number
+                must exist, and its write id if known; then what to store: the write id, the entry,
+                the time, ids and contents of objects; and the ids of required objects.
+
+        Returns:
+            Whether it was committed. If not, nothing was stored.
+
+        Raises:
+            psycopg.Error: the statement failed, or the reply belongs to another one.
+        """
+        place = (*(self._pinned or ()), self._lock, self._timeouts[0])
+        try:
+            found = connection.execute(
+                self._append_after, (write_id, *place, *values), binary=True
+            ).fetchall()
+        except errors.UndefinedFunction:
+            return False  # of another version, or restored from a dump of tables
+        is_idle = connection.info.transaction_status == _IDLE
+        if not is_idle or [row[0] for row in found] != [write_id]:
+            raise out_of_step()
+        return bool(found[0][1])
 
     @contextmanager
     def transaction(self, connection: Connection) -> Iterator[Callable[[], None]]:
@@ -382,7 +458,7 @@ class Connections:
             elif (
                 is_ok
                 and len(self._idle) < _IDLE_CONNECTIONS
-                and connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+                and connection.info.transaction_status == _IDLE
             ):
                 self._idle.append(connection)
             else:
@@ -472,7 +548,8 @@ class Connections:
         elif state == "42501":
             advice = (
                 f"The role needs the permissions CREATE on the database, or on the schema "
-                f"{self.schema}; and SELECT, INSERT, UPDATE and DELETE on its tables."
+                f"{self.schema}; SELECT, INSERT, UPDATE and DELETE on its tables; and EXECUTE "
+                "on its function."
             )
         elif state == "25006":
             advice = "The server is a replica or read-only: use the address of the primary."

@@ -16,6 +16,7 @@ from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import (
     UNUSABLE,
+    ConflictError,
     Hint,
     InvalidInputError,
     MissingObjectsError,
@@ -67,6 +68,8 @@ class _Head(NamedTuple):
     """Bytes that identify the entry: its timestamp."""
     roots: tuple[str, ...]
     """The ids of the objects that it refers to."""
+    is_alone: bool
+    """Whether this Store wrote the head before it, too."""
 
 
 class Encoded(NamedTuple):
@@ -156,7 +159,13 @@ class Store:
         adopted: Mapping[str, PlainObject],
     ) -> Checkpoint:
         self.format.check(writing=True)
+        known = self._heads.get(draft.key)
         if parents is None:
+            if after is None and known and known.is_alone and not self.backend.properties.is_local:
+                try:  # without the round trip that reads the head
+                    return self._append_checkpoint(draft, (known.id,), known.seq, ts_ns, adopted)
+                except ConflictError:
+                    pass  # another process wrote to the key
             parents = self._readable_head(draft.key)
         ts_ns = now_ns() if ts_ns is None else ts_ns
         encode = self._encode_inline if self.backend.properties.readable else self._encode_split
@@ -189,7 +198,9 @@ class Store:
         )
         if len(self._heads) >= _MOST_HEADS:
             self._heads.clear()
-        self._heads[draft.key] = _Head(seq, written.id, str(ts_ns).encode(), roots)
+        self._heads[draft.key] = _Head(
+            seq, written.id, str(ts_ns).encode(), roots, known is not None and known.id in parents
+        )
         return written
 
     def known_parts(self) -> list[Any]:
