@@ -652,10 +652,8 @@ def test_the_server_ends_a_sweep_that_stalls(backend):
 def test_a_writer_of_the_same_stream_that_stalls_is_waited_for_and_named(server, backend, is_known):
     import psycopg
 
-    backend.append("key/a", b"1")
     hasty = PostgresBackend(backend.url, lock_timeout=0.2)
-    if is_known:  # it appends by one statement
-        hasty.read("key/a", limit=1, newest_first=True)
+    (hasty if is_known else backend).append("key/a", b"1")  # if it is known: by one statement
     with psycopg.connect(server.url()) as db:
         db.execute(f"SELECT 1 FROM {schema_of(backend)}.streams FOR UPDATE")
         with pytest.raises(StorageError, match="Another writer held it") as caught:

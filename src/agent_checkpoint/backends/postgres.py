@@ -91,8 +91,8 @@ class PostgresBackend(Backend):
         self._streams = f"{schema}.streams"
         self._entries = f"{schema}.entries"
         self._objects = f"{schema}.objects"
-        self._last: dict[str, tuple[int, UUID | None]] = {}
-        """The last known number of a stream, and the write id if this process wrote the entry."""
+        self._last: dict[str, tuple[int, UUID]] = {}
+        """The number and write id of the last entry of streams that no other process writes to."""
 
     @property
     def properties(self) -> BackendProperties:
@@ -189,19 +189,19 @@ class PostgresBackend(Backend):
 
         def work(connection: Connection) -> int:
             was_certain = write.in_doubt is None
-            previous, previous_write = self._last.get(stream, (0, None))
+            known = self._last.get(stream)
             try:
-                if was_certain and is_small and previous and after in (None, previous):
-                    write.in_doubt = previous + 1
+                if was_certain and is_small and known and after in (None, known[0]):
+                    write.in_doubt = known[0] + 1
                     ids, contents = [row[0] for row in rows], [row[1] for row in rows]
                     stored = (write.id, entry, time.time(), ids, contents)
                     if self._connections.append_after(
                         connection,
                         write.id,
-                        *(name, previous, after is not None, previous_write, *stored),
+                        *(name, known[0], after is not None, known[1], *stored),
                         list({*_digests(requires)}.difference(ids)),
                     ):
-                        return previous + 1
+                        return known[0] + 1
                     write.in_doubt = None
                 return self._append(connection, write, (stream, name), entry, after, rows, requires)
             except psycopg.Error as error:
@@ -220,7 +220,9 @@ class PostgresBackend(Backend):
                 retryable=True,
                 outcome_unknown=True,
             ) from error
-        self._remember(stream, seq, write.id)
+        if len(self._last) >= _MOST_STREAMS:
+            self._last.clear()
+        self._last[stream] = seq, write.id
         return seq
 
     def read(
@@ -247,8 +249,9 @@ class PostgresBackend(Backend):
             None if limit is None else _clamp(max(0, limit)),
         )
         found = [Entry(seq, data) for seq, data in self._connections.read(query, values)]
-        if found and newest_first and found[0].seq > self._last.get(stream, (0, None))[0]:
-            self._remember(stream, found[0].seq, None)
+        known = self._last.get(stream)
+        if known and any(entry.seq > known[0] for entry in found):
+            self._last.pop(stream, None)
         return found
 
     def remove(self, stream: str, seqs: Iterable[int]) -> None:
@@ -331,11 +334,6 @@ class PostgresBackend(Backend):
 
     # -- internals -------------------------------------------------------------------------------
 
-    def _remember(self, stream: str, seq: int, write_id: UUID | None) -> None:
-        if len(self._last) >= _MOST_STREAMS:
-            self._last.clear()
-        self._last[stream] = seq, write_id
-
     def _put(self, connection: Connection, rows: Sequence[tuple[bytes, bytes]]) -> None:
         """Insert objects; rows that exist are kept. Sorted rows cannot deadlock."""
         query = (
@@ -397,7 +395,7 @@ class PostgresBackend(Backend):
             missing = set(requires) - {row.hex() for (row,) in present or ()}
             newest, by = (found.fetchone() or (0, None)) if found else (after, None)
             known = self._last.get(stream[0])
-            is_replaced = known is not None and known[0] == after and known[1] not in (None, by)
+            is_replaced = known is not None and known[0] == after and known[1] != by
             if missing or after != newest or is_replaced:
                 connection.execute("ROLLBACK")
                 if doubtful is not None:  # a statement that is late must not store it after all

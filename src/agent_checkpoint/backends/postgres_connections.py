@@ -79,7 +79,7 @@ _TABLES = (
                 <> cardinality(required)
             OR must_exist AND NOT EXISTS (SELECT FROM {0}.entries JOIN {0}.streams
                 ON streams.id = stream WHERE name = stream_name AND seq = previous
-                AND (previous_write IS NULL OR write_id = previous_write)) THEN
+                AND write_id = previous_write) THEN
             RETURN false;
         END IF;
         UPDATE {0}.streams SET last = previous + 1 WHERE name = stream_name AND last = previous
@@ -298,14 +298,14 @@ class Connections:
             raise self._removed() from None
 
     def append_after(self, connection: Connection, write_id: UUID, *values: object) -> bool:
-        """Append to a stream with a known last number, in one statement and one round trip.
+        """Append after the last entry of a stream, in one statement and one round trip.
 
         Args:
             connection: a connection that is in no transaction.
             write_id: the id of the write.
             values: the name of the stream; its last number; whether the entry with that number
-                must exist, and its write id if known; then what to store: the write id, the entry,
-                the time, ids and contents of objects; and the ids of required objects.
+                must exist, and its write id; then what to store: the write id, the entry, the
+                time, ids and contents of objects; and the ids of required objects.
 
         Returns:
             Whether it was committed. If not, nothing was stored.
