@@ -174,7 +174,7 @@ class PostgresBackend(Backend):
         objects: Mapping[str, bytes] = NO_OBJECTS,
         requires: Collection[str] = (),
     ) -> int:
-        """Commit objects and entry in one transaction, in two round trips.
+        """Commit objects and entry in one transaction, in one round trip, or in two if contended.
 
         Raises ConflictError, MissingObjectsError and StorageError.
         """
