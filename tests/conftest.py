@@ -1,10 +1,17 @@
 """Every test has its own home: no secret, store or setting of the person who runs it is touched."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+
+
+def pytest_configure() -> None:
+    # Shells ignore it for what runs in the background, and tests interrupt themselves.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
