@@ -53,6 +53,15 @@ def test_a_child_runs_the_calls_of_its_own_messages(manager: CheckpointManager) 
         assert [row["tool"] for row in session.subagent("b").calls] == ["send"]
 
 
+def test_labels_name_the_child(manager: CheckpointManager) -> None:
+    with Session("job", store=manager, provider="anthropic") as session:
+        with session.subagent("a") as child:
+            child.run_tools(asking("double", n=4), [double])
+        labels = [row["label"] for row in session.history()]
+    assert "a: reply: double" in labels
+    assert "a: double(n=4)" in labels
+
+
 def test_calls_of_two_children_with_equal_ids_after_a_crash(manager: CheckpointManager) -> None:
     _sent.clear()
     with killed("job", manager, provider="anthropic", every="manual") as session:

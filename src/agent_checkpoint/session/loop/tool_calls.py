@@ -168,7 +168,7 @@ class _Schedule:
         if any(call.is_local for call in running) or not self._runner.is_due(self._saved):
             return None
         self._saved, step, self._ended = self._scope.finished_calls, self._ended, []
-        return _label(call.name for call in self._order if call in step)
+        return self._scope.label(_label(call.name for call in self._order if call in step))
 
 
 class ToolCalls:
@@ -305,7 +305,7 @@ class ToolCalls:
         self._unsaved_reply |= is_new or any(call.ref not in before for call in run.calls)
         if self._unsaved_reply and self._state.every == "tool" and not is_nested(self._runner):
             names = ", ".join(str(block.name) for block in run.calls.values())
-            run.label = _label([f"reply: {names}"]) if names else "reply"
+            run.label = self._scope.label(_label([f"reply: {names}"]) if names else "reply")
         return run
 
     def _check_waiting(self, before: set[str]) -> None:
