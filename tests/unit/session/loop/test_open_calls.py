@@ -447,21 +447,21 @@ def test_the_last_call_of_a_reply_that_was_cut_off_is_not_made(memory, provider,
 
 
 @pytest.mark.parametrize(
-    ("provider", "reason"),
+    ("provider", "reason", "arguments"),
     [
-        ("anthropic", "tool_use"),
-        ("anthropic", "end_turn"),
-        ("openai", "tool_calls"),
-        ("openai", "stop"),
-        ("openai-responses", "completed"),
-        ("gemini", "STOP"),
-        ("gemini", None),
+        ("anthropic", "tool_use", {}),
+        ("anthropic", "end_turn", {}),
+        ("openai", "tool_calls", {}),
+        ("openai", "tool_calls", ""),
+        ("openai", "stop", {}),
+        ("openai", "stop", ""),
+        ("openai-responses", "completed", {}),
+        ("openai-responses", "completed", ""),
+        ("gemini", "STOP", {}),
+        ("gemini", None, {}),
     ],
 )
-@pytest.mark.parametrize("arguments", [{}, ""])
 def test_a_complete_call_without_arguments_is_made(memory, provider, reason, arguments):
-    if arguments == "" and not provider.startswith("openai"):
-        pytest.skip("only OpenAI has arguments as text")
     message = reply(provider, ("c1", "look", arguments), ("c2", "poll", arguments))
     with Session("job", store=memory, provider=provider) as session:
         session.messages.append(USER[provider])
