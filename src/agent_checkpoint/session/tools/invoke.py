@@ -129,7 +129,10 @@ def run_if_awaitable(value: Any) -> Any:
     thread = Thread(target=copy_context().run, args=(run,))
     try:
         thread.start()
-        ended.wait()  # an interrupted join() takes the thread for ended
+        # Not join(): interrupted, it takes the thread for ended. Not for ever: an interrupt just
+        # before the wait would not end it.
+        while not ended.wait(1.0):
+            pass
     except BaseException:
         interrupted.set()
         for cancel in cancels:
