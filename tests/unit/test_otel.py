@@ -21,10 +21,12 @@ from agent_checkpoint import (
     Session,
     StorageError,
     Suspended,
+    WrapperBackend,
     telemetry,
     tool,
 )
 from agent_checkpoint.adapters.otel import instrument, uninstrument
+from agent_checkpoint.backends.base import BackendProperties
 from agent_checkpoint.backends.memory import MemoryBackend
 from agent_checkpoint.backends.wrappers.retry import RetryBackend
 
@@ -99,6 +101,23 @@ def test_conflicts_and_errors(reported: Reported) -> None:
     assert not load.events  # no message, which may contain a value
     (count,) = reported.metric("agent_checkpoint.conflict.count")
     assert (count.value, dict(count.attributes)) == (1, {"operation": "load"})
+
+
+def test_a_save_behind_another_writer_is_a_conflict(reported: Reported) -> None:
+    class RemoteBackend(WrapperBackend):  # a save assumes that its last checkpoint is the head
+        @property
+        def properties(self) -> BackendProperties:
+            return self.inner.properties._replace(is_local=False)
+
+    backend = RemoteBackend(MemoryBackend())
+    ours, theirs = CheckpointManager(backend), CheckpointManager(backend)
+    for number in range(3):
+        ours.save("job", {"n": number})
+    theirs.save("job", {"n": 3})
+    ours.save("job", {"n": 4})
+    (count,) = reported.metric("agent_checkpoint.conflict.count")
+    assert (count.value, dict(count.attributes)) == (1, {"operation": "save"})
+    assert len(reported.spans("agent_checkpoint.save")) == 5
 
 
 def test_gc_and_retries(reported: Reported) -> None:

@@ -164,8 +164,8 @@ class Store:
             if after is None and known and known.is_alone and not self.backend.properties.is_local:
                 try:  # without the round trip that reads the head
                     return self._append_checkpoint(draft, (known.id,), known.seq, ts_ns, adopted)
-                except ConflictError:
-                    pass  # another process wrote to the key
+                except ConflictError:  # another process wrote to the key
+                    telemetry.count("conflict", operation="save")
             parents = self._readable_head(draft.key)
         ts_ns = now_ns() if ts_ns is None else ts_ns
         encode = self._encode_inline if self.backend.properties.readable else self._encode_split
