@@ -147,6 +147,12 @@ _REFERENCE = re.compile(r"[$%{*\[(]|[A-Z][A-Z0-9_]*\Z|[A-Za-z_]\w*(?:\.[A-Za-z_]
 Counted = tuple[str, int]
 
 
+class ExactText(str):
+    """An identifier of this library in a state: stored as a string, and never redacted."""
+
+    __slots__ = ()
+
+
 class _Rule(NamedTuple):
     """One way to find secrets: its placeholder kind, and the replacement with its count."""
 

@@ -6,12 +6,16 @@ the call have it. The ids of a model are names only: some servers repeat them or
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from agent_checkpoint.errors import StateMismatchError
+from agent_checkpoint.redaction import ExactText
+
+_REF = re.compile(r"[0-9a-f]{12}")
 
 
 class OpenCall(NamedTuple):
@@ -45,6 +49,8 @@ class OpenCalls:
     """The index of the message with the first of them."""
     before: Before | None = None
     """Set for calls that a version without refs had begun; their refs are their ids."""
+    redacted: Sequence[str] = ()
+    """The refs of calls that `redact=` changes when they are saved."""
 
     def __bool__(self) -> bool:
         return bool(self.calls)
@@ -57,15 +63,22 @@ class OpenCalls:
         """Return the call with an id."""
         return next((call for call in self.calls if call.id == call_id), None)
 
-    def ref_of(self, row: dict[str, Any], number: int) -> str | None:
-        """Return the ref of the call that a row of the list of calls belongs to."""
+    def ref_of(self, row: Mapping[str, Any], number: int = -1) -> str | None:
+        """Return the ref of the call that a row, with this number, belongs to."""
         ref = row.get("call_ref")
+        if type(ref) is int:
+            ref = f"{ref:012x}"
         if ref is None and self.before is not None and number >= self.before.calls:
             ref = row.get("call_id")
         return ref if isinstance(ref, str) else None
 
-    def renewed(self, ids: Sequence[str], digests: Sequence[str], at: int) -> OpenCalls:
-        """Return the open calls of a turn: those with the same digest keep their refs."""
+    def renewed(
+        self, ids: Sequence[str], digests: Sequence[str], redacted: Sequence[bool], at: int
+    ) -> OpenCalls:
+        """Return the open calls of a turn: those with the same digest keep their refs.
+
+        `redacted` says of each call whether a save changes it now.
+        """
         left, calls = list(self.calls), []
         for call_id, digest in zip(ids, digests):
             known = next((call for call in left if call.digest == digest), None)
@@ -73,14 +86,22 @@ class OpenCalls:
                 left.remove(known)
             ref = secrets.token_hex(6) if known is None else known.ref
             calls.append(OpenCall(ref, call_id, digest))
-        return OpenCalls(calls, at, self.before)
+        pairs = zip(calls, redacted)
+        changed = [one.ref for one, is_now in pairs if is_now or one.ref in self.redacted]
+        return OpenCalls(calls, at, self.before, changed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fields; empty without calls."""
         if not self.calls:
             return {}
-        state: dict[str, Any] = {"calls": [list(call) for call in self.calls], "at": self.at}
-        return state if self.before is None else {**state, "before": list(self.before)}
+        # An id is redacted as it is in the conversation.
+        calls = [[ExactText(ref), name, ExactText(digest)] for ref, name, digest in self.calls]
+        state: dict[str, Any] = {"calls": calls, "at": self.at}
+        if self.before is not None:
+            state["before"] = [*self.before[:2], ExactText(self.before.digest)]
+        return (
+            {**state, "redacted": list(map(ExactText, self.redacted))} if self.redacted else state
+        )
 
     def load_state_dict(self, state: Any) -> None:
         """Load the fields: anyone who can write a checkpoint can write them.
@@ -93,14 +114,23 @@ class OpenCalls:
             calls = [OpenCall(*_checked(row, str, str, str)) for row in rows]
             _checked([at], int)
             known = None if before is None else Before(*_checked(before, int, int, str))
+            redacted = state.get("redacted", [])
+            _checked(redacted, *[str] * len(redacted))
         except (AttributeError, TypeError, ValueError):
             raise StateMismatchError("The state is not that of open tool calls.") from None
-        self.become(OpenCalls(calls, at, known))
+        self.become(OpenCalls(calls, at, known, redacted))
+
+
+def row_ref(ref: str) -> str | int:
+    """Return a ref as a row has it: a number, because `redact=` may match a string."""
+    return int(ref, 16) if _REF.fullmatch(ref) else ref
 
 
 def _checked(row: Any, *types: type) -> list[Any]:
     """Return a row of values of these types. Raises ValueError."""
-    if not isinstance(row, list) or list(map(type, row)) != list(types):
+    if not isinstance(row, list) or len(row) != len(types):
+        raise ValueError("not such a row")
+    if not all(type(value) in (wanted, ExactText) for value, wanted in zip(row, types)):
         raise ValueError("not such a row")
     if any(type(value) is int and not 0 <= value < 2**63 for value in row):
         raise ValueError("not a count")

@@ -14,6 +14,7 @@ from agent_checkpoint.errors import InvalidInputError, StateMismatchError
 from agent_checkpoint.manager.checkpoint_parts import check_name
 from agent_checkpoint.options import OnResume, check_option
 from agent_checkpoint.records import Checkpoint, same_json, short_repr
+from agent_checkpoint.redaction import ExactText
 from agent_checkpoint.session.agent_scope import (
     CALLS,
     COMPLETED,
@@ -219,7 +220,10 @@ class Tasks:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all tasks, in order."""
-        return {"tasks": [dict(vars(row)) for row in list(self._rows.values())]}
+        rows = [dict(vars(row)) for row in list(self._rows.values())]
+        for row in rows:
+            row["began"] = None if row["began"] is None else ExactText(row["began"])
+        return {"tasks": rows}
 
     def load_state_dict(self, state: Any) -> None:
         """Load all tasks. Raises StateMismatchError."""

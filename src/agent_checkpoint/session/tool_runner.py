@@ -48,7 +48,7 @@ from agent_checkpoint.session.effects.effect_context import (
     ToolCall,
 )
 from agent_checkpoint.session.effects.idempotency import call_digest, effect_identity
-from agent_checkpoint.session.open_calls import OpenCall
+from agent_checkpoint.session.open_calls import OpenCall, row_ref
 from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.session.tasks import Tasks
 from agent_checkpoint.session.tools.call_arguments import (
@@ -288,6 +288,7 @@ class ToolRunner:
             for one in self._scope.open_calls.calls
             for effect in self._state.ledger.effects_of_call(one.ref)
             if (effect.tool, effect.digest) == (call.tool.name, call.digest)
+            and self._state.effects.is_ours(effect)
         }
         own = numbers.pop(call.call_ref, None)
         return own, [number for number in numbers.values() if number is not None]
@@ -453,7 +454,7 @@ class ToolRunner:
             "arguments": recordable(arguments, self._redactor),
             "error": error,
         }
-        row.update(ts=time.time(), seconds=0.0, call_id=opened.id, call_ref=opened.ref)
+        row.update(ts=time.time(), seconds=0.0, call_id=opened.id, call_ref=row_ref(opened.ref))
         task = current_task(self) or self._tasks.only_one_in_progress()
         with self._state.writer.lock:
             self._scope.calls.append(row if task is None else {**row, "task": task})
@@ -477,7 +478,7 @@ class ToolRunner:
         if call.call_id is not None:
             row["call_id"] = call.call_id
         if call.call_ref is not None:
-            row["call_ref"] = call.call_ref
+            row["call_ref"] = row_ref(call.call_ref)
         if call.edited:
             row["edited"] = call.edited
         if call.decision is not None:

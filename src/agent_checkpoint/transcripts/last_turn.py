@@ -75,6 +75,11 @@ class LastTurn:
             )
         return self._dialect.digest(*calls)
 
+    def is_redacted(self, call: Block) -> bool:
+        """Return whether a save would change a call."""
+        source = plain(call.source)
+        return self._redact is not None and self._redact(source) != source
+
     def calls_in(self, source: Any) -> list[Block]:
         """Return the tool calls in another message. Raises InvalidInputError."""
         return [block for block in self._dialect.read(source, 0).blocks if block.kind == "call"]

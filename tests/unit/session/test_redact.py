@@ -309,3 +309,22 @@ def test_the_notice_counts_one_value(tmp_path: Path) -> None:
         session.save()
         (notice,) = session.notices
     assert notice.startswith("redact= replaced 1 value by placeholders in the saved checkpoints.")
+
+
+def test_an_interrupted_task_goes_back_to_its_start(tmp_path: Path) -> None:
+    """Card numbers look like the times in checkpoint ids."""
+    agent, options = Agent(), {"redact": r"(?<![0-9])[0-9]{13,19}(?![0-9])"}
+    manager = CheckpointManager()
+    with pytest.raises(Lost), Session("job", store=manager, agent=agent, **options) as session:
+        for task in session.tasks(["pay"]):
+            with task:
+                agent.memory.append("4111111111111111")
+                session.save()
+                raise Lost
+    again = Agent()
+    with Session("job", store=manager, agent=again, **options) as session:
+        (task,) = session.tasks(["pay"])
+        with task:
+            assert again.memory == []
+        assert session.notices == []
+    assert not in_store(manager, "4111111111111111")

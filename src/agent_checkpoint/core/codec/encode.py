@@ -44,6 +44,7 @@ from agent_checkpoint.core.stateful import (
 )
 from agent_checkpoint.errors import StateError
 from agent_checkpoint.records import ChangeTable, CheckpointRow, History, JsonValue
+from agent_checkpoint.redaction import ExactText
 from agent_checkpoint.store.canonical_json import write_json
 from agent_checkpoint.store.objects.references import CapturedState, ObjectRef, ObjectReference
 from agent_checkpoint.store.objects.splitting import inline_tree
@@ -372,5 +373,6 @@ ENCODERS: dict[type, Callable[[Encoder, Any, int], JsonValue]] = {
     OrderedDict: lambda encoder, value, depth: {"$ordereddict": encoder._pairs(value, depth)},
     Counter: lambda encoder, value, depth: {"$counter": encoder._pairs(value, depth)},
     defaultdict: Encoder._default_dict,
+    ExactText: lambda encoder, value, depth: value,
 }
 """The container types. `core.log` adds its own."""

@@ -72,7 +72,8 @@ class CallMatching:
             }
             fresh = [call._replace(digest=masked.get(call.id, call.digest)) for call in known.calls]
             known = replace(known, calls=fresh)
-        return known.renewed(names_of(calls), [turn.digest(call) for call in calls], at)
+        digests, redacted = map(turn.digest, calls), map(turn.is_redacted, calls)
+        return known.renewed(names_of(calls), list(digests), list(redacted), at)
 
     def _is_passed(self, turn: LastTurn) -> bool:
         """Whether the open calls are still where they were, and the turn comes after them."""

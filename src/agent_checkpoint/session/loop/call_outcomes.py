@@ -83,13 +83,20 @@ class CallOutcomes:
         note = _edit_note({name: row["arguments"][name] for name in row.get("edited", ())})
         if "error" not in row:
             return CallOutcome("done", row.get("result"), tool, note=note)
-        effect = self._state.ledger.state.effects.get(str(row.get("effect")))
+        effect = self._effect_of(row)
         if effect is not None and effect.status == COMMITTED:  # verified, or recorded by a person
             return self.of_effect(effect)
         text = str(row["error"])
         if effect is not None and effect.status not in (FAILED, UNDONE):
             text += f" The outcome is unknown. {BLOCKED}"
         return CallOutcome("done", text, tool, is_error=True, note=note)
+
+    def _effect_of(self, row: Mapping[str, Any]) -> Effect | None:
+        """Return the effect of a call that has ended; `redact=` may have changed its id."""
+        found = self._state.ledger.state.effects.get(str(row.get("effect")))
+        ref = self._scope.open_calls.ref_of(row)
+        started = [] if found or ref is None else self._state.ledger.effects_of_call(ref)
+        return started[-1] if started else found
 
     def of_effect(self, effect: Effect) -> CallOutcome:
         """Return the outcome of a call by the effect that it started."""

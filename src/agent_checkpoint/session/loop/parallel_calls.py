@@ -45,6 +45,12 @@ class PlannedCall(NamedTuple):
         """Whether the call changes state and files: no checkpoint may be taken meanwhile."""
         return self.found.tool.kind == "local"
 
+    def is_same_effect(self, other: PlannedCall) -> bool:
+        """Whether the calls have one idempotency key: the second gets the result of the first."""
+        tool = self.found.tool
+        is_equal = other.found.tool is tool and other.arguments == self.arguments
+        return tool.key is not None and is_equal
+
 
 class Schedule:
     """The order of parallel calls, and when to save between them."""
@@ -70,14 +76,22 @@ class Schedule:
 
     def take(self, running: Iterable[PlannedCall]) -> list[PlannedCall]:
         """Return the next calls to begin."""
-        n = self.workers - len(list(running))
-        taken, self._others = self._others[:n], self._others[n:]
+        taken: list[PlannedCall] = []
+        busy = list(running)
+        for call in list(self._others):
+            if len(busy) < self.workers and not any(map(call.is_same_effect, busy)):
+                self._others.remove(call)
+                taken.append(call)
+                busy.append(call)
         return taken
 
     def due(self, ended: list[PlannedCall], running: Iterable[PlannedCall]) -> str | None:
         """Return the label if a save is due while these calls are running; else None."""
         self._ended += ended
-        if any(call.is_local for call in running) or not self._runner.is_due(self._saved):
+        is_new = self._scope.finished_calls > self._saved  # else all wait for an approval
+        if any(call.is_local for call in running) or not is_new:
+            return None
+        if not self._runner.is_due(self._saved):
             return None
         self._saved, step, self._ended = self._scope.finished_calls, self._ended, []
         return self._scope.label(label_of(call.name for call in self._order if call in step))

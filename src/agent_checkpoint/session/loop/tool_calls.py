@@ -91,6 +91,8 @@ class ToolCalls:
         self._is_running = False
         self._loaded = 0
         """How many messages were loaded from a checkpoint; the last may be part of a stream."""
+        self._loaded_refs: set[str] = set()
+        """The open calls that were loaded: messages may have been inserted before them since."""
         self._unsaved_reply = False
         """Whether the save of the reply before its first call has failed, or is still to come."""
 
@@ -195,7 +197,9 @@ class ToolCalls:
         for call, block in run.calls.items():
             if call.ref in rows:
                 run.outcomes[call] = self._outcomes.of_row(rows[call.ref])
-            elif self._is_redacted(block) and (effect := self._matching.effect(call)) is not None:
+            elif self._is_redacted(run, call, block) and (
+                (effect := self._matching.effect(call)) is not None
+            ):
                 run.outcomes[call] = self._outcomes.of_effect(effect)
             else:
                 is_seen = call.ref in before
@@ -260,7 +264,7 @@ class ToolCalls:
             error = f"There is no tool {short_repr(name)}. The tools are: {names}."
         elif call.ref in self._outcomes.unfinished and known[name].tool.kind == "local":
             error = f"The call was interrupted. Its outcome is unknown. {IN_DOUBT}"
-        elif error is None and self._is_redacted(block):
+        elif error is None and self._is_redacted(run, call, block):
             error = _REDACTED
         elif error is None:
             is_doubtful = not (arguments or is_seen)
@@ -272,13 +276,15 @@ class ToolCalls:
         else:
             self._refuse(run, call, name, arguments, error)
 
-    def _is_redacted(self, block: Block) -> bool:
+    def _is_redacted(self, run: _Run, call: OpenCall, block: Block) -> bool:
         """Whether a call was loaded with placeholders: no tool may get them.
 
-        They are of `redact=`, or of a masked archive.
+        They are of `redact=`, or of a masked archive. Those of a function have no known form.
         """
-        if block.at[0] >= self._loaded:
+        if block.at[0] >= self._loaded and call.ref not in self._loaded_refs:
             return False
+        if call.ref in self._scope.open_calls.redacted and not run.turn.is_redacted(block):
+            return True
         kind = MASKED if self._state.manager.policy.redactor is None else PLACEHOLDER
         return kind.search(repr(plain(block.source))) is not None
 
@@ -352,7 +358,8 @@ class ToolCalls:
             elif made.row is None and isinstance(error, (EffectError, InvalidInputError)):
                 self._refuse(run, opened, call.name, call.arguments, describe_error(error))
                 if isinstance(error, ApprovalDeniedError) and self._runner.is_due():
-                    self._state.save(label=f"denied: {call.name}")  # the answer is used up
+                    label = self._scope.label(f"denied: {call.name}")
+                    self._state.save(label=label)  # the answer is used up
             elif made.row is None or "error" not in made.row:  # the session failed, not the tool
                 raise
         self._outcomes.unfinished.pop(opened.ref, None)
@@ -384,3 +391,4 @@ class ToolCalls:
         self._matching.take_over()
         self.repair_messages()
         self._loaded = len(self._scope.messages)
+        self._loaded_refs = {call.ref for call in self._scope.open_calls.calls}

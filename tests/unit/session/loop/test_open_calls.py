@@ -627,10 +627,8 @@ def test_the_part_is_there_from_the_first_call_on(memory):
         assert "open_calls" not in memory.store.head("job").parts
         session.run_tools(reply("anthropic", ("c1", "double", {"n": 1})), TOOLS)
         (row,) = session.calls
-        assert memory.store.head("job").parts["open_calls"]["calls"][0][:2] == [
-            row["call_ref"],
-            "c1",
-        ]
+        ref = f"{row['call_ref']:012x}"
+        assert memory.store.head("job").parts["open_calls"]["calls"][0][:2] == [ref, "c1"]
         session.save()
         assert memory.store.head("job").parts["open_calls"] == {}
         session.rollback(to=first)
@@ -639,7 +637,7 @@ def test_the_part_is_there_from_the_first_call_on(memory):
 
 def test_the_fields_of_the_part():
     calls = OpenCalls(
-        [OpenCall("r1", "c1", "d1"), OpenCall("r2", "#1", "d2")], 4, Before(1, 2, "d")
+        [OpenCall("r1", "c1", "d1"), OpenCall("r2", "#1", "d2")], 4, Before(1, 2, "d"), ["r2"]
     )
     loaded = OpenCalls()
     loaded.load_state_dict(calls.state_dict())
@@ -662,6 +660,8 @@ def test_the_fields_of_the_part():
         {"calls": [], "at": 2**63},
         {"calls": [], "before": [1, 2]},
         {"calls": [], "before": [1, 2, 3]},
+        {"calls": [], "redacted": 1},
+        {"calls": [], "redacted": [1]},
     ],
     ids=str,
 )

@@ -174,3 +174,78 @@ def test_secrets_in_requests_and_replies_of_a_model(stores):
             ]
             assert request["messages"][-1]["content"] == f"use {GONE}"
         assert GONE in str(session.model_calls[0]["reply"])
+
+
+PLACEHOLDERS = {
+    "pattern": "secrets",
+    "function": lambda text: text.replace(TOKEN, "***"),
+}
+
+
+def killed_before_a_push(store, provider, redact):
+    def stop():
+        raise Killed
+
+    message = reply(provider, ("c1", "stop", {}), ("c2", "push", {"token": TOKEN}))
+    with killed("job", store, provider=provider, redact=redact) as session:
+        session.messages.append(USER[provider])
+        session.run_tools(message, [stop, push])
+
+
+NOW = {"stop": lambda: 1, "push": push}
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("kind", PLACEHOLDERS)
+@pytest.mark.parametrize("later", ["as before", "moved", "without the option"])
+def test_no_kind_of_placeholder_reaches_a_tool(memory, provider, kind, later):
+    redact = PLACEHOLDERS[kind]
+    killed_before_a_push(memory, provider, redact)
+    option = None if later == "without the option" else redact
+    with Session("job", store=memory, provider=provider, redact=option) as session:
+        if later == "moved":
+            session.messages = [USER[provider], text_reply(provider, "yes"), *session.messages]
+        session.run_tools(session.messages, NOW)
+        assert "were redacted when the session was saved" in str(results(session.messages)[-1][1])
+    assert _pushed == []
+
+
+@pytest.mark.parametrize("kind", PLACEHOLDERS)
+def test_a_call_that_was_given_its_real_arguments_again_is_made(memory, kind):
+    provider, redact = "anthropic", PLACEHOLDERS[kind]
+    killed_before_a_push(memory, provider, redact)
+    with Session("job", store=memory, provider=provider, redact=redact) as session:
+        message = reply(provider, ("c1", "stop", {}), ("c2", "push", {"token": TOKEN}))
+        session.messages[-1] = message
+        session.run_tools(session.messages, NOW)
+    assert _pushed == [TOKEN]
+
+
+@pytest.mark.parametrize("redact", [r"[0-9a-f]{32}", r"[0-9a-f]{12}", r"[a-z0-9]{12,}"])
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_patterns_that_match_our_own_identifiers(memory, provider, redact):
+    made = []
+
+    def step(n):
+        made.append(n)
+        if made == [0, 9, 1]:
+            raise Killed
+        return f"did {n}"
+
+    @tool(effect="irreversible")
+    def mail(n):
+        made.append(n)
+        raise ValueError("no answer")
+
+    calls = [("c0", "step", {"n": 0}), ("c1", "mail", {"n": 9}), ("c2", "step", {"n": 1})]
+    options = {"provider": provider, "redact": redact}
+    with killed("job", memory, **options) as session:
+        session.messages.append(USER[provider])
+        session.run_tools(reply(provider, *calls), [step, mail])
+    with Session("job", store=memory, **options) as session:
+        session.run_tools(session.messages, [step, mail])
+        told = [str(result) for _, result in results(session.messages)]
+    assert made == [0, 9, 1, 1]
+    assert "did 0" in told[0]
+    assert "no answer The outcome is unknown" in told[1]
+    assert "did 1" in told[2]
