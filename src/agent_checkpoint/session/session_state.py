@@ -102,7 +102,7 @@ class SessionState:
     @property
     def in_flight(self) -> list[str]:
         """The names of the tools that are running."""
-        return [call.tool.name for call in list(self.running)]
+        return [call.name for call in list(self.running)]
 
     def own(self, ledger: Ledger, epoch: Epoch) -> None:
         """Set the ledger, and the epoch under which this process writes to it."""
@@ -166,7 +166,7 @@ class SessionState:
         """
         here, around = current_path(self.root.tools), enclosing_calls()
         running = [
-            call.tool.name
+            call.name
             for call in list(self.running)
             # A tool of an enclosing agent waits for the caller.
             if concerns(call.subagent) or (files and (call not in around or call.subagent == here))

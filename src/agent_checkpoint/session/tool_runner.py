@@ -150,7 +150,7 @@ class ToolRunner:
         owner = self._state.owner(tool, request.part) if tool.is_method else None
         call = ToolCall(tool, owner, arguments_of(self._state.ledger, request), request=request)
         before = self._scope.open_calls.before
-        call.call_id, call.call_ref = request.call_id, request.call_ref
+        call.called, call.call_id, call.call_ref = request.called, request.call_id, request.call_ref
         if call.call_ref is None and before is not None and request.seq <= before.ledger:
             call.call_id = None  # an open call may have the same id
         try:
@@ -176,7 +176,7 @@ class ToolRunner:
                 result = call.tool.call(call.owner, call.arguments, call.context)
                 if call.is_from_record:  # such as that of a decorated coroutine function
                     result = run_if_awaitable(result)
-                _check_finished(call.tool.name, result)
+                _check_finished(call.name, result)
         except BaseException as error:
             try:
                 self._settle_failed(call, error)
@@ -199,7 +199,7 @@ class ToolRunner:
                 result = call.tool.call(call.owner, call.arguments, call.context)
                 if inspect.isawaitable(result):
                     result = await result
-                _check_finished(call.tool.name, result)
+                _check_finished(call.name, result)
         except Exception as error:
             try:
                 with awaitables_on_this_loop():  # verify= may await objects of it
@@ -230,7 +230,7 @@ class ToolRunner:
         return telemetry.operation(
             "tool",
             key=self._state.key,
-            tool=call.tool.name,
+            tool=call.name,
             call_id=call.call_id,
             agent=self.path,
         )
@@ -316,7 +316,7 @@ class ToolRunner:
             call.decision = effects.find_existing(call)
         request = None
         if call.decision is None and tool.approve is not False:
-            effects.check_allowed(tool)  # before asking for approval
+            effects.check_allowed(call)  # before asking for approval
             request = self._require_approval(call)
         if tool.is_external and call.decision is None:
             call.decision = effects.decide(call, at=state.writer.head_id, request=request)
@@ -335,11 +335,11 @@ class ToolRunner:
         """
         tool, state = call.tool, self._state
         if callable(tool.approve):
-            words = describe_call(tool.name, call.arguments)
-            question = ApprovalQuestion(tool.name, dict(call.arguments), call.task, words)
+            words = describe_call(call.name, call.arguments)
+            question = ApprovalQuestion(call.name, dict(call.arguments), call.task, words)
             if run_if_awaitable(tool.approve(question)):
                 return None
-            raise ApprovalDeniedError(f"{tool.name} was denied by its approve= function.")
+            raise ApprovalDeniedError(f"{call.name} was denied by its approve= function.")
         ledger = state.ledger
         ledger.refresh()
         request = call.request or find_request(ledger, state.key, call.identity, call.digest)
@@ -383,7 +383,7 @@ class ToolRunner:
         if is_new:
             append_request(state.ledger, request_id, call, epoch=state.effects.epoch, at=saved)
         telemetry.count("paused", key=state.key, checkpoint=saved)
-        raise Suspended(request_id, title_of(call.tool.name, call.digest))
+        raise Suspended(request_id, title_of(call.name, call.digest))
 
     def is_due(self, saved: int | None = None) -> bool:
         """Return whether to save after the last call, or after all since the first `saved`."""
@@ -467,7 +467,7 @@ class ToolRunner:
             told = result if call.call_id is None else as_json(result)
             outcome["result"] = recordable(told, self._redactor)
         row: dict[str, Any] = {
-            "tool": call.tool.name,
+            "tool": call.name,
             "arguments": call.given,
             **outcome,
             "ts": call.began,

@@ -244,6 +244,7 @@ def _unreadable(family: str, error: CheckpointError) -> ApprovalRequest:
         seq=0,
         ts=0.0,
         task=None,
+        called=None,
         expires=None,
         parts={},
         words=f"the requests in {name}",
@@ -297,7 +298,7 @@ def append_request(
         at=at,
         part=call.part,
         expires=None if tool.expires is None else time.time() + tool.expires,
-        words=describe_call(tool.name, call.arguments, call.redactor),
+        words=describe_call(call.name, call.arguments, call.redactor),
         **call.members,
     )
 

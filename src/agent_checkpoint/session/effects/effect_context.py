@@ -77,6 +77,8 @@ class ToolCall:
     """Applied to the descriptions of the call; the call itself is never changed."""
     given: Any = None
     """The arguments as recorded before the call: the tool may modify them."""
+    called: str | None = None
+    """The name of the tool in the model's message, if it is another one."""
     call_id: str | None = None
     """The id of the call in the model's message, if `run_tools` runs it."""
     call_ref: str | None = None
@@ -93,11 +95,16 @@ class ToolCall:
     """The row in the list of calls, once the call has ended."""
 
     @property
+    def name(self) -> str:
+        """The name of the tool, as the model knows it."""
+        return self.called or self.tool.name
+
+    @property
     def words(self) -> str:
         """The label of the checkpoint after the call; that of the original call if replayed."""
         if self.decision is not None and self.is_replay:
             return self.decision.effect.words
-        return describe_call(self.tool.name, self.given, self.redactor)
+        return describe_call(self.name, self.given, self.redactor)
 
     @property
     def is_from_record(self) -> bool:
@@ -108,6 +115,7 @@ class ToolCall:
     def members(self) -> dict[str, Any]:
         """The optional members of the call's ledger records."""
         found = {
+            "called": self.called,
             "call_id": self.call_id,
             "call_ref": self.call_ref,
             "within": self.within,

@@ -32,7 +32,7 @@ from agent_checkpoint.session.effects.outcomes import EffectOutcomes
 from agent_checkpoint.session.session_record import SessionRecord
 from agent_checkpoint.session.tools.call_arguments import describe_call
 from agent_checkpoint.session.tools.effect_kinds import behaviour_of
-from agent_checkpoint.session.tools.tool import Tool, check_same_tool
+from agent_checkpoint.session.tools.tool import check_same_tool
 from agent_checkpoint.store.ledger.ledger_state import (
     COMMITTED,
     UNDONE,
@@ -97,7 +97,7 @@ class Effects:
                 void_unusable_answer(self.ledger, request, self.epoch, error)
                 raise
             also = None if edited == call.identity else edited
-        self.check_allowed(tool)
+        self.check_allowed(call)
         if request is not None:  # an approval may have taken days
             self.ledger.refresh()
         effect_id = secrets.token_hex(8)
@@ -134,7 +134,7 @@ class Effects:
                 task=call.task,
                 at=at,
                 part=call.part,
-                words=describe_call(tool.name, call.arguments, call.redactor),
+                words=describe_call(call.name, call.arguments, call.redactor),
                 generation=sum(effect.status == UNDONE for effect in earlier),
                 request=None if request is None else request.id,
                 number=None if call.call_number is None else call.call_number.number,
@@ -151,12 +151,12 @@ class Effects:
             raise
         return Decision(self.ledger.state.effects[effect_id], False)
 
-    def check_allowed(self, tool: Tool) -> None:
+    def check_allowed(self, call: ToolCall) -> None:
         """Refuse an irreversible tool in a fork that may not run it. Raises EffectError."""
-        if tool.behaviour.is_final and not self.record.irreversible:
+        if call.tool.behaviour.is_final and not self.record.irreversible:
             raise EffectError(
                 f"{short_repr(self.record.key)} is a fork, and forks may not run "
-                f"irreversible tools: {tool.name}. Call it in the parent session, or fork with "
+                f"irreversible tools: {call.name}. Call it in the parent session, or fork with "
                 'effects="allow".'
             )
 

@@ -340,7 +340,9 @@ class ToolCalls:
             self._refuse(run, opened, call.name, call.arguments, f"Invalid arguments: {error}.")
             yield None
             return
-        made = ToolCall(tool, *bound, call_id=opened.id, call_ref=opened.ref, is_saved=is_saved)
+        called = None if call.name == tool.name else call.name
+        made = ToolCall(tool, *bound, called=called, call_id=opened.id, call_ref=opened.ref)
+        made.is_saved = is_saved
         self._outcomes.unfinished[opened.ref], before = made, self._state.writer.head
         try:
             yield made

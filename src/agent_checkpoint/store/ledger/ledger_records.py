@@ -113,7 +113,9 @@ _ABOUT_REQUEST: Rules = {"ts_ns": _is_time, "request": _is_text}
 _CALL: Rules = {
     "ts_ns": _is_time,
     **dict.fromkeys(("session", "tool", "module", "identity", "digest", "at", "words"), _is_text),
-    **dict.fromkeys(("task", "part", "call_id", "call_ref", "subagent"), _is_text_or_none),
+    **dict.fromkeys(
+        ("task", "part", "called", "call_id", "call_ref", "subagent"), _is_text_or_none
+    ),
 }
 _RULES: dict[str, Rules] = {
     "epoch": {"ts_ns": _is_time, "session": _is_text, "epoch": _is_count},

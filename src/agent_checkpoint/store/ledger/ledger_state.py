@@ -51,11 +51,13 @@ class _Call:
     """The arguments, encoded; of an effect also the result, of a request the edited arguments."""
     words: str
     """A description for people."""
+    called: str | None
+    """The name of the tool in the model's message, if it is another one."""
 
     @property
     def title(self) -> str:
         """Tool name and hash of the arguments; messages and logs must not contain arguments."""
-        return title_of(self.tool, self.digest)
+        return title_of(self.called or self.tool, self.digest)
 
     @property
     def is_redacted(self) -> bool:
@@ -338,7 +340,7 @@ _PURGED = "its arguments were purged"
 def _call(seq: int, record: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that `Effect` and `ApprovalRequest` have in common."""
     texts = ("session", "tool", "module", "identity", "digest", "at", "words")
-    names = (*texts, "task", "part", "call_id", "call_ref", "subagent")
+    names = (*texts, "task", "part", "called", "call_id", "call_ref", "subagent")
     members = {name: record.get(name) for name in names}
     return {**members, "seq": seq, "ts": record["ts_ns"] / 1e9, "parts": dict(record["parts"])}
 

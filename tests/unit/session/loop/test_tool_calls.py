@@ -1399,3 +1399,49 @@ def test_a_generator_is_not_a_result(memory, function):
         (result,) = message["content"]
         assert result["is_error"] is True
         assert "returned a generator" in result["content"]
+
+
+# -- the names that the model knows ----------------------------------------------------------------
+
+
+@tool(effect="irreversible", approve=True)
+def _ship_implementation(version):
+    _mails.append(version)
+    if version == "killed":
+        raise Killed
+    return f"shipped {version}"
+
+
+SHIP = {"ship": _ship_implementation}
+
+
+def test_a_tool_has_the_name_that_the_model_knows(memory):
+    with Session("job", store=memory, provider=A) as session:
+        session.messages.append(USER[A])
+        with pytest.raises(Suspended, match=r"ship \["):
+            session.run_tools(reply(A, ("c1", "ship", {"version": "1"})), SHIP)
+        (request,) = session.approvals.pending()
+        assert (request.words, request.title[:6]) == ("ship(version='1')", "ship [")
+        session.approvals.deny(request.id)
+        session.run_tools(session.messages, SHIP)
+        assert results(session.messages)[0][1].startswith("ApprovalDeniedError: ship [")
+        session.approvals.close()
+    told = str([session.calls.to_list(), session.notices, session.history()])
+    assert "_ship_implementation" not in told
+
+
+@pytest.mark.parametrize("way", ["run_tools", "carry_out"])
+def test_a_call_in_doubt_has_the_name_that_the_model_knows(memory, way):
+    with killed("job", memory, provider=A) as session:
+        session.messages.append(USER[A])
+        with pytest.raises(Suspended):
+            session.run_tools(reply(A, ("c1", "ship", {"version": "killed"})), SHIP)
+        (request,) = session.approvals.pending()
+        session.approvals.approve(request.id)
+        _ = session.run_tools(session.messages, SHIP) if way == "run_tools" else session.carry_out()
+    with Session("job", store=memory, provider=A) as session:
+        assert any("ship(version='killed')" in notice for notice in session.notices)
+        session.run_tools(session.messages, SHIP)
+        assert results(session.messages)[0][1].startswith("ship [")
+        told = str([session.calls.to_list(), session.notices, session.history(), session.effects])
+    assert "_ship_implementation" not in told
