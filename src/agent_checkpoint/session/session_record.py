@@ -58,6 +58,9 @@ class SessionRecord:
     batches: list[list[Any]] = field(default_factory=list)
     """Open calls as an earlier version wrote them; now they are a part. A row per agent: its name,
     the number of calls and the last ledger record before them, a hash of the calls, their ids."""
+    torn_calls: list[list[str]] = field(default_factory=list)
+    """Calls of models within which another call waits for an approval: a part of their changes is
+    in the state. A row per call: its agent, ref and tool, the request, the checkpoint before it."""
     keep_unseen: bool | None = None
     """`keep_unseen` of a rollback in progress, for crash recovery."""
     drift: list[str] = field(default_factory=list)
@@ -253,6 +256,9 @@ _VALIDATORS: dict[str, Callable[[Any], bool]] = {
     "under_way": _are_texts,
     "in_flight": _are_texts,
     "batches": lambda value: isinstance(value, list) and all(map(_is_batch, value)),
+    "torn_calls": lambda value: (
+        isinstance(value, list) and all(_are_texts(row) and len(row) == 5 for row in value)
+    ),
     "irreversible": _is_bool,
     "keep_unseen": _is_bool,
     "drift": _are_texts,

@@ -293,13 +293,13 @@ class ToolRunner:
         own = numbers.pop(call.call_ref, None)
         return own, [number for number in numbers.values() if number is not None]
 
-    def roll_back(self, tool: str, target: Checkpoint, suspended: Suspended) -> None:
+    def roll_back(self, tool: str, target: Checkpoint, request_id: str) -> None:
         """Roll this agent back to before a call within which another one waits for an approval.
 
         Raises the same errors as `Rollback.run`.
         """
-        what = f"{tool} waits for {suspended.approval_id}"
-        self._tasks.roll_back(target, label=what, what=f"The call of {tool}")
+        label = f"{tool} waits for {request_id}"
+        self._tasks.roll_back(target, label=label, what=f"The call of {tool}")
 
     def _withdraw(self, call: ToolCall) -> None:
         """Record a call as failed that was authorized and then cancelled before it ran."""
@@ -376,6 +376,9 @@ class ToolRunner:
         if outer is not None and call.within is not None and state.every == "tool":
             # A checkpoint would have a part of its changes. `run_tools` rolls it back.
             outer.is_torn, saved = True, state.writer.head_id
+            with state.writer.lock:
+                row = [self.path, call.within, outer.name, request_id, outer.before]
+                state.record.torn_calls.append(row)
         elif call.is_awaited:  # state is captured on the thread of the call
             saved = run_if_awaitable(state.asave(label=label, if_changed=True))
         else:  # a program that polls for the answer adds no checkpoint each time

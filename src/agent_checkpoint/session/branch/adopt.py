@@ -147,6 +147,7 @@ class Adoption(Rollback):
             pending=[],
             under_way=[],
             batches=list(fork_record.batches),
+            torn_calls=[],
             in_flight=[],
             drift=[],
         )

@@ -87,6 +87,8 @@ class ToolCall:
     """The `call_ref` of the call whose tool makes this call, if it waits for an approval."""
     is_saved: bool = True
     """Whether a checkpoint follows the call, as `every` says."""
+    before: str = ""
+    """The head when a model's call began."""
     is_torn: bool = False
     """Whether a call within it waits for an approval, after a part of its changes."""
     is_abandoned: bool = False

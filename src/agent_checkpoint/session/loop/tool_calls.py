@@ -146,7 +146,6 @@ class ToolCalls:
                 "a sub-agent: session.subagent(name)."
             )
         self._is_running, self._scope.is_interrupted = True, False
-        self._nested.begin_run()
         try:
             with as_current(self._runner):
                 yield
@@ -189,7 +188,8 @@ class ToolCalls:
         opened = self._matching.open(turn, is_new=is_new)
         if before.isdisjoint(call.ref for call in opened.calls):
             self._outcomes.unfinished.clear()  # calls that are not open any more
-        self._nested.check(before)
+        if before:
+            self._nested.check()
         open_blocks = turn.open_calls
         numbered = zip(opened.calls, turn.calls)
         run = _Run(turn, {call: block for call, block in numbered if block in open_blocks})
@@ -342,13 +342,12 @@ class ToolCalls:
             return
         called = None if call.name == tool.name else call.name
         made = ToolCall(tool, *bound, called=called, call_id=opened.id, call_ref=opened.ref)
-        made.is_saved = is_saved
-        self._outcomes.unfinished[opened.ref], before = made, self._state.writer.head
+        made.is_saved, made.before = is_saved, self._state.writer.head_id
+        self._outcomes.unfinished[opened.ref] = made
         try:
             yield made
         except Suspended as suspended:
-            if made.is_torn and before is not None:
-                self._nested.add(call.name, before, suspended)
+            if made.is_torn:
                 raise
             run.suspended = run.suspended or suspended
         except Exception as error:
@@ -365,6 +364,8 @@ class ToolCalls:
             elif made.row is None or "error" not in made.row:  # the session failed, not the tool
                 raise
         self._outcomes.unfinished.pop(opened.ref, None)
+        if made.is_torn:
+            self._nested.forget(opened.ref)
         if made.row is not None:
             run.outcomes[opened] = self._outcomes.of_row(made.row)
 
@@ -387,8 +388,9 @@ class ToolCalls:
 
         Raises StorageError.
         """
+        if self._nested.is_torn:
+            self._nested.roll_back()  # which restores a checkpoint
         self._outcomes.unfinished.clear()
-        self._nested.forget()
         self._unsaved_reply = self._scope.is_interrupted = False
         self._matching.take_over()
         self.repair_messages()

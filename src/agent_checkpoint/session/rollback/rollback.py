@@ -353,6 +353,7 @@ class Rollback:
                 *(row for row in current.batches if not self._rewinds_calls(row[0])),
                 *(row for row in target_record.batches if self._rewinds_calls(row[0])),
             ],
+            torn_calls=[row for row in current.torn_calls if not self._is_whole(row[0])],
             in_flight=[] if self._all_parts else list(current.in_flight),
             drift=[],
             keep_unseen=self._keep_unseen or None,
