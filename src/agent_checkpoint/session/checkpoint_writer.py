@@ -7,6 +7,7 @@ compare-and-swap on the head.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,8 @@ from agent_checkpoint.manager.checkpoint_parts import capture, make_draft
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint, CheckpointKind, Draft, Kind, short_repr
 from agent_checkpoint.session.session_record import SESSION_PART, SessionRecord
-from agent_checkpoint.store.canonical_json import write_json
 from agent_checkpoint.store.checkpoint_entries import now_ns
+from agent_checkpoint.store.objects.reader import resolve_tree
 from agent_checkpoint.store.objects.references import ReusedPart
 from agent_checkpoint.store.objects.splitting import inline_tree
 
@@ -105,14 +106,24 @@ class CheckpointWriter:
         return self.manager.background.submit(lambda: self._write(draft, None).id, awaited=True)
 
     def is_repeated(self, draft: Draft) -> bool:
-        """Return whether the head, written from a draft that was compared, has the same content.
+        """Return whether the head has the same content as a draft, and is not a save of the user.
 
-        Labels are not compared, nor how far the ledger was read. Raises StateError.
+        It was written from a draft that was compared, or by opening the session. Labels are not
+        compared, nor how far the ledger was read.
+
+        Raises:
+            StateError: the draft cannot be encoded.
+            IntegrityError: an object of the head is missing or damaged.
+            StorageError: the medium failed.
         """
-        store = self.manager.store
+        store, head = self.manager.store, self.head
+        if head is not None and head.kind == Kind.OPEN and self._head_digest is None:
+            reader = store.reader(head)
+            reader.fetch(head.parts.values())
+            parts = {name: resolve_tree(tree, reader) for name, tree in head.parts.items()}
+            self._head_digest = head.id, _digest(parts)
         parts = {name: inline_tree(tree, store.writer()) for name, tree in draft.parts.items()}
-        parts[SESSION_PART] = {**parts[SESSION_PART], "ledger": 0}
-        digest = hashlib.sha256(write_json(parts)).hexdigest()
+        digest = _digest(parts)
         self._compared = draft, digest
         return not draft.tags and self._head_digest == (self.head_id, digest)
 
@@ -156,6 +167,12 @@ class CheckpointWriter:
         self._head_digest = (self.head.id, compared[1]) if compared and is_compared else None
         self.redacted += 0 if draft.source is not None else self.head.redacted
         return self.head
+
+
+def _digest(parts: Mapping[str, Any]) -> str:
+    content = {**parts, SESSION_PART: {**parts.get(SESSION_PART, {}), "ledger": 0}}
+    # Not canonical JSON: a float that was read is written in another form there.
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _as_checkpoint(draft: Draft, after: int, parents: tuple[str, ...]) -> Checkpoint:

@@ -21,6 +21,7 @@ from agent_checkpoint.errors import (
     ImmutableError,
     InvalidInputError,
     StateError,
+    Suspended,
     WorkspaceError,
 )
 from agent_checkpoint.formatting import format_count
@@ -506,16 +507,19 @@ class Session(SessionAgent):
         is_stopped = self._state.is_interrupted and not isinstance(error, (Exception, type(None)))
         try:
             if self._state.is_open and self.every != "manual" and not is_stopped:
-                self._end(None if kind is None else f"stopped by {kind.__name__}")
+                # A run that has only asked again for an approval leaves no more than its `open`.
+                only_asked = isinstance(error, Suspended) and self._state.is_only_opened
+                label = None if kind is None else f"stopped by {kind.__name__}"
+                self._end(label, if_changed=only_asked)
         except CheckpointError:
             if error is None:
                 raise
         finally:
             self.close()
 
-    def _end(self, label: str | None = None) -> None:
+    def _end(self, label: str | None = None, *, if_changed: bool = False) -> None:
         """Save the last checkpoint of a run."""
-        self._state.save(kind=Kind.CLOSE, label=label)
+        self._state.save(kind=Kind.CLOSE, label=label, if_changed=if_changed)
         self._state.is_ended = True
 
     async def __aenter__(self: Self) -> Self:

@@ -206,6 +206,11 @@ class SessionState:
         return [self.root, *self.subagents.values()]
 
     @property
+    def is_only_opened(self) -> bool:
+        """Whether nothing was saved since the session was opened."""
+        return self.writer.head is not None and self.writer.head.kind == Kind.OPEN
+
+    @property
     def is_interrupted(self) -> bool:
         """Whether `run_tools` of an agent was interrupted during a call."""
         return any(scope.is_interrupted for scope in self.scopes())

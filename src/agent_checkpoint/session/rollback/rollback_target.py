@@ -82,12 +82,12 @@ def _distinct_steps(store: Store, checkpoints: Iterable[Checkpoint | None]) -> I
 
 
 def _is_run_end(store: Store, checkpoint: Checkpoint) -> bool:
-    """Return whether a checkpoint ends a run, or opens the session right after one."""
-    if checkpoint.kind == Kind.OPEN and checkpoint.parents:
-        parsed = parse_checkpoint_id(checkpoint.parents[0])
-        parent = None if parsed is None else store.read(parsed.key, parsed.seq)
-        return parent is not None and parent.kind == Kind.CLOSE
-    return checkpoint.kind == Kind.CLOSE
+    """Return whether a checkpoint ends a run, or opens the session after one, once or more."""
+    found: Checkpoint | None = checkpoint
+    while found is not None and found.kind == Kind.OPEN and found.parents:
+        parsed = parse_checkpoint_id(found.parents[0])
+        found = None if parsed is None else store.read(parsed.key, parsed.seq)
+    return found is not None and found.kind == Kind.CLOSE
 
 
 def task_start(state: SessionState, began: str | None) -> Checkpoint | None:

@@ -1083,6 +1083,37 @@ def test_polling_for_an_answer_saves_only_what_is_new(tmp_path, place, backend, 
         assert [poll(session) for _ in range(2)] == [0, 0]
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("backend", ["memory", "file", "sqlite"])
+def test_a_restart_that_only_asks_again_adds_its_open(tmp_path, place, backend, is_async):
+    store = manager_on(backend, tmp_path)
+    agent = Agent(1)
+    agent.memory = ["long " * 2000, 1e-9, (1, 2)]
+    message = reply(A, ("c1", "deploy", {"version": 2}))
+
+    def restart(agent, *, then=lambda: None):
+        before = sum(1 for _ in store.store.entries("job"))
+        options = {"provider": A, "agent": agent, "workspace": place}
+        with pytest.raises(Suspended), Session("job", store=store, **options) as session:
+            if not session.messages:
+                session.messages.extend([USER[A], message])
+            then()
+            if is_async:
+                asyncio.run(session.arun_tools(session.messages, TOOLS))
+            session.run_tools(session.messages, TOOLS)
+        return len(store.history("job")) - before
+
+    assert restart(agent) == 4
+    assert [restart(Agent()) for _ in range(3)] == [1, 1, 1]
+    changed = Agent()
+    assert restart(changed, then=lambda: changed.memory.append("new")) == 3
+    assert restart(Agent()) == 1
+    with Session("job", store=store, provider=A, agent=Agent(), workspace=place) as session:
+        session.rollback()  # one step, over all that have the same content
+        assert session.agent.memory != [*agent.memory, "new"]
+    store.close()
+
+
 # -- parallel, asyncio -----------------------------------------------------------------------------
 
 
