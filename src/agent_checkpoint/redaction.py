@@ -48,6 +48,33 @@ class _Pattern(NamedTuple):
     hints: tuple[str, ...]
     """A text has such a secret only if it contains one of these, in any case."""
     form: re.Pattern[str]
+    is_possible: Callable[[str], bool] = lambda lower: True
+    """A faster test of the text in lower case, for a form that is slow to search."""
+
+
+_SEPARATOR = re.compile(r"[\"'\\]{0,3}\s{0,4}[:=]")
+_NAME_ENDS = (
+    ("key", ("api", "secret", "private", "signing", "encryption", "access", "account")),
+    ("token", ("access", "auth", "refresh", "bearer", "session", "bot", "api")),
+    ("secret", ("client",)),
+    *((name, ("",)) for name in ("password", "passwd", "passphrase", "pwd")),
+)
+"""The ends of `_NAMES`, and what comes before, perhaps with a `_` or `-` between."""
+_LONGEST_START = 11
+
+
+def _may_assign(lower: str) -> bool:
+    """Return whether a name of `_NAMES` and a separator are in a text."""
+    for end, starts in _NAME_ENDS:
+        at = lower.find(end)
+        while at >= 0:
+            after = at + len(end)
+            if _SEPARATOR.match(lower, after):
+                before = lower[max(0, at - _LONGEST_START) : at]
+                if before.endswith(starts) or before[:-1].endswith(starts):
+                    return True
+            at = lower.find(end, after)
+    return False
 
 
 _PATTERNS = (
@@ -138,6 +165,7 @@ _PATTERNS = (
             r"(?P<value>[^\s\"'\\,;&<>`]{6,256})",
             re.IGNORECASE,
         ),
+        _may_assign,
     ),
 )
 _SECRET_NAME = re.compile(rf"[a-z0-9_.-]{{0,64}}?{_NAMES}", re.IGNORECASE)
@@ -295,9 +323,9 @@ def _replace(
 
 
 def _builtin(text: str, word: str) -> Counted:
-    lower, count = text.lower(), 0
-    for kind, hints, form in _PATTERNS:
-        if any(hint in lower for hint in hints):
+    lower, count = text.casefold(), 0
+    for kind, hints, form, is_possible in _PATTERNS:
+        if any(hint in lower for hint in hints) and is_possible(lower):
             text, found = _replace(form, text, lambda match, kind=kind: _fresh(match, word, kind))  # type: ignore[misc]
             count += found
     return text, count

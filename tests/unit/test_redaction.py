@@ -5,6 +5,8 @@ import sys
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent_checkpoint import redaction
 from agent_checkpoint.errors import InvalidInputError, StateError
@@ -264,3 +266,49 @@ def test_a_hostile_megabyte(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = word * (1_000_000 // len(word))
     BUILT_IN.text(text)
     assert sum(consumed) <= len(redaction._PATTERNS) * len(text)
+
+
+NAMES = [
+    f"{start}{between}{end}"
+    for end, starts in redaction._NAME_ENDS
+    for start in starts
+    for between in ("", "_", "-")
+]
+FRAGMENTS = [
+    *NAMES,
+    "secret_access_key",
+    "APIKEY",
+    "Client-Secret",
+    "key",
+    "token",
+    "\u017fecret_key",
+    "\u0130",
+]
+FRAGMENTS += [
+    "=",
+    " := ",
+    "=>",
+    '": "',
+    '\\": \\"',
+    "==",
+    ":",
+    " ",
+    "\n",
+    "hunter2x",
+    "a1",
+    "aaaaaaaa1",
+]
+
+
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=8).map("".join))
+def test_the_faster_test_of_assignments_misses_none(text: str) -> None:
+    (pattern,) = [one for one in redaction._PATTERNS if one.kind == "assignment"]
+    if pattern.form.search(text):
+        assert any(hint in text.casefold() for hint in pattern.hints)
+        assert pattern.is_possible(text.casefold())
+
+
+def test_most_names_are_no_assignments() -> None:
+    for text in ("key=lambda item: item", "tokens: list[str]", "the password is not", "secret = 1"):
+        assert not redaction._may_assign(text)
+    assert all(redaction._may_assign(f"{name} = x") for name in NAMES)
