@@ -34,3 +34,14 @@ def postgres_server():
     server = started()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """The client of a dask cluster of two workers."""
+    pytest.importorskip("distributed", reason="dask is not made for this Python")
+    from tests.unit.session.explore.dask_cluster import started
+
+    monkeypatch.setenv("AGENT_CHECKPOINT_SECRET", "one secret for the whole cluster, as it must be")
+    with started(tmp_path) as client:
+        yield client

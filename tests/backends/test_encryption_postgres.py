@@ -14,10 +14,7 @@ from tests.attacks.test_encrypted_store import WORD, forms, plant
 from tests.backends.encrypted_stores import KEY, Encrypted
 from tests.backends.test_postgres import PostgresHooks, RawRows
 
-
-@pytest.fixture(autouse=True, scope="module")
-def use_server(server):
-    PostgresHooks.server = server
+pytestmark = pytest.mark.usefixtures("use_server")
 
 
 @pytest.mark.slow  # about a minute

@@ -37,6 +37,8 @@ from agent_checkpoint.testing.opener_tests import OpenerTests
 from tests.backends import postgres_server
 from tests.backends.postgres_proxy import Proxy
 
+pytestmark = pytest.mark.usefixtures("use_server")
+
 ID = "ab" * 32
 
 
@@ -54,11 +56,6 @@ class PostgresHooks:
         backend.close()
         self.server.wait_until_idle(schema_of(backend))
         return PostgresBackend(backend.url)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def use_server(server):
-    PostgresHooks.server = server
 
 
 class RawRows(PostgresHooks):

@@ -1,7 +1,5 @@
 """From a name or a URL to a backend."""
 
-import sys
-
 import pytest
 
 from agent_checkpoint import CheckpointManager, FileBackend, MemoryBackend
@@ -145,30 +143,6 @@ def test_a_password_in_a_url_is_not_repeated():
     with pytest.raises(InvalidInputError) as caught:
         open_url("nowhere://user:hunter2@host/path")
     assert "hunter2" not in str(caught.value)
-
-
-@pytest.fixture
-def installed_package(tmp_path, monkeypatch):
-    """A package that registers the scheme `shelf`, as pip would install it."""
-    site = tmp_path / "site"
-    info = site / "shelf-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shelf\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[agent_checkpoint.backends]\nshelf = shelf_of_tests:open_shelf\n"
-    )
-    (site / "shelf_of_tests.py").write_text(
-        "from agent_checkpoint import MemoryBackend\n"
-        "class Shelf(MemoryBackend):\n"
-        "    def __init__(self, url):\n"
-        "        super().__init__()\n"
-        "        self.url = url\n"
-        "def open_shelf(url):\n"
-        "    return Shelf(url)\n"
-    )
-    monkeypatch.syspath_prepend(str(site))
-    yield
-    sys.modules.pop("shelf_of_tests", None)
 
 
 @pytest.mark.usefixtures("installed_package")

@@ -22,7 +22,6 @@ from agent_checkpoint.backends.registry import as_shared, open_url
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.backends.wrappers.url_options import split_options, with_options
 from agent_checkpoint.store.store import Store
-from tests.backends.test_registry import installed_package  # noqa: F401 - a fixture
 
 ALL = "read_only=1&count=1&cache=/nowhere/cache&retry=3&cache_bytes=9000"
 LAYERS = [ReadOnlyBackend, CountingBackend, CacheBackend, RetryBackend]

@@ -8,8 +8,10 @@ from hypothesis import settings
 
 from agent_checkpoint.testing import BackendMachine, BackendTests
 from agent_checkpoint.testing.object_tests import ObjectTests
-from tests.backends.test_postgres import PostgresHooks, RawRows, use_server  # noqa: F401
+from tests.backends.test_postgres import PostgresHooks, RawRows
 from tests.backends.test_wrappers import Cached, Counted, Reading, Retrying, Wrapped
+
+pytestmark = pytest.mark.usefixtures("use_server")
 
 
 class TestAllOnPostgresSmoke(Wrapped, RawRows, ObjectTests):

@@ -11,7 +11,6 @@ from agent_checkpoint import Session, explore
 from agent_checkpoint.workspace.fork import isolated
 from agent_checkpoint.workspace.fork.fork_directory import clean_up_all
 from tests.unit.session.explore import strategies
-from tests.unit.session.explore.dask_cluster import cluster  # noqa: F401 - a fixture
 from tests.unit.session.explore.strategies import Spender
 from tests.unit.session.places import files_of
 
@@ -20,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.filterwarnings("ig
 
 @pytest.mark.parametrize("has_view", [False, True])
 def test_a_worker_is_killed(
-    cluster,  # noqa: F811
+    cluster,
     postgres_server,
     tmp_path,
     own_home,

@@ -158,15 +158,29 @@ class Store:
         ts_ns: int | None,
         adopted: Mapping[str, PlainObject],
     ) -> Checkpoint:
+        """Append a checkpoint; see `write`. Without `parents` it follows the head."""
         self.format.check(writing=True)
         known = self._heads.get(draft.key)
-        if parents is None:
-            if after is None and known and known.is_alone and not self.backend.properties.is_local:
-                try:  # without the round trip that reads the head
-                    return self._append_checkpoint(draft, (known.id,), known.seq, ts_ns, adopted)
-                except ConflictError:  # another process wrote to the key
-                    telemetry.count("conflict", operation="save")
-            parents = self._readable_head(draft.key)
+        if parents is not None:
+            return self._append_after(parents, draft, after, ts_ns, adopted)
+        if after is None and known and known.is_alone and not self.backend.properties.is_local:
+            try:  # without the round trip that reads the head
+                return self._append_after((known.id,), draft, known.seq, ts_ns, adopted)
+            except ConflictError:  # another process wrote to the key
+                telemetry.count("conflict", operation="save")
+        parents = self._readable_head(draft.key)
+        return self._append_after(parents, draft, after, ts_ns, adopted)
+
+    def _append_after(
+        self,
+        parents: tuple[str, ...],
+        draft: Draft,
+        after: int | None,
+        ts_ns: int | None,
+        adopted: Mapping[str, PlainObject],
+    ) -> Checkpoint:
+        """Append a checkpoint with these parents; see `write`."""
+        known = self._heads.get(draft.key)
         ts_ns = now_ns() if ts_ns is None else ts_ns
         encode = self._encode_inline if self.backend.properties.readable else self._encode_split
         try:

@@ -5,17 +5,15 @@ Does not depend on the wrappers: each adds its own options to the URL of the wra
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
+from agent_checkpoint.backends.os_support.posix import url_quoted
 from agent_checkpoint.backends.wrappers.encryption_keys import EnvironmentKey
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import short_repr
-
-_NOT_IN_VALUE = re.compile(r"[^A-Za-z0-9/._~-]+")
 
 
 def split_options(url: str) -> tuple[str, dict[str, Any]]:
@@ -51,14 +49,8 @@ def with_options(url: str | None, **options: object) -> str | None:
         return None
     head, _, query = url.partition("?")
     items = [item for item in query.split("&") if item and item.partition("=")[0] not in options]
-    for name, value in options.items():
-        text = _NOT_IN_VALUE.sub(lambda found: _escaped(found[0]), str(value))
-        items.append(f"{name}={text}")
+    items += [f"{name}={url_quoted(str(value))}" for name, value in options.items()]
     return f"{head}?{'&'.join(items)}"
-
-
-def _escaped(text: str) -> str:
-    return "".join(f"%{byte:02X}" for byte in text.encode("utf-8", "surrogateescape"))
 
 
 def _absolute_path(value: str) -> Path:

@@ -4,15 +4,13 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 
-
-@pytest.fixture
-def cluster(tmp_path, monkeypatch):
-    """A scheduler and two workers, each in a directory and a home of its own."""
-    monkeypatch.setenv("AGENT_CHECKPOINT_SECRET", "one secret for the whole cluster, as it must be")
+@contextmanager
+def started(tmp_path):
+    """Start a scheduler and two workers, each in a directory and a home; yield a client."""
     address_file = tmp_path / "scheduler.json"
     root = Path(__file__).parents[4]
     processes = []

@@ -6,7 +6,6 @@ import pytest
 
 from agent_checkpoint import Session, explore
 from tests.unit.session.explore import strategies
-from tests.unit.session.explore.dask_cluster import cluster  # noqa: F401 - a fixture
 from tests.unit.session.explore.strategies import Spender
 from tests.unit.session.places import files_of
 
@@ -19,7 +18,7 @@ pytestmark = [
 ]
 
 
-def test_the_same_as_here(cluster, tmp_path, place, own_home):  # noqa: F811
+def test_the_same_as_here(cluster, tmp_path, place, own_home):
     with Session("work", agent=Spender(), workspace=place, store=tmp_path / "store") as session:
         session.agent.memory.append("before")
         session.save()
@@ -44,7 +43,7 @@ def test_the_same_as_here(cluster, tmp_path, place, own_home):  # noqa: F811
         assert not branches.exists() or list(branches.iterdir()) == []
 
 
-def test_files_come_from_the_store(cluster, tmp_path, place, monkeypatch):  # noqa: F811
+def test_files_come_from_the_store(cluster, tmp_path, place, monkeypatch):
     """As for workers of another machine, which do not see our directories at all."""
     from agent_checkpoint.workspace.fork import isolated
 
