@@ -81,7 +81,7 @@ def test_rollback_of_one_subagent(family: None) -> None:
         assert (child.status, len(child.calls)) == ("in_progress", 1)
         assert "Sub-agents that have not finished" not in "".join(session.notices)
     with Session("team") as session:
-        assert "were not opened: researcher." in session.notices[0]
+        assert "are not open yet: researcher." in session.notices[0]
 
 
 def test_effects_and_approvals_name_the_subagent(own_home: Path) -> None:

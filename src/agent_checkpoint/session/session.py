@@ -279,7 +279,7 @@ class Session(SessionAgent):
             ("New tasks, not in the checkpoint", self.tasks.added),
             ("Tasks in the checkpoint that the code no longer lists", self.tasks.removed),
             ("New parts, not in the checkpoint", state.new_parts),
-            ("Sub-agents that have not finished and were not opened", self._left_subagents()),
+            ("Sub-agents that have not finished and are not open yet", self._left_subagents()),
         ):
             if names and state.resumed:
                 notices.append(f"{words}: {', '.join(names)}.")

@@ -43,6 +43,7 @@ from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.session.tool_runner import ToolRunner
 from agent_checkpoint.session.tools.call_arguments import describe_error
 from agent_checkpoint.session.tools.invoke import awaitables_on_this_loop, run_if_awaitable
+from agent_checkpoint.store.ledger.ledger_state import Effect
 from agent_checkpoint.transcripts import dialect_for
 from agent_checkpoint.transcripts.dialect import Dialect
 from agent_checkpoint.transcripts.draft import Block
@@ -197,9 +198,7 @@ class ToolCalls:
         for call, block in run.calls.items():
             if call.ref in rows:
                 run.outcomes[call] = self._outcomes.of_row(rows[call.ref])
-            elif self._is_redacted(run, call, block) and (
-                (effect := self._matching.effect(call)) is not None
-            ):
+            elif (effect := self._effect_of_lost_call(run, call, block, known)) is not None:
                 run.outcomes[call] = self._outcomes.of_effect(effect)
             else:
                 is_seen = call.ref in before
@@ -275,6 +274,18 @@ class ToolCalls:
             run.to_make.append(PlannedCall(call, name, arguments, known[name]))
         else:
             self._refuse(run, call, name, arguments, error)
+
+    def _effect_of_lost_call(
+        self, run: _Run, call: OpenCall, block: Block, known: Mapping[str, BoundTool]
+    ) -> Effect | None:
+        """Return the effect of a call that cannot be made again, if it was begun.
+
+        Its arguments are placeholders, or a new version of the program lacks the tool.
+        """
+        if str(block.name) in known and not self._is_redacted(run, call, block):
+            return None
+        self._state.ledger.refresh()
+        return self._matching.effect(call)
 
     def _is_redacted(self, run: _Run, call: OpenCall, block: Block) -> bool:
         """Whether a call was loaded with placeholders: no tool may get them.

@@ -1476,3 +1476,27 @@ def test_a_call_in_doubt_has_the_name_that_the_model_knows(memory, way):
         assert results(session.messages)[0][1].startswith("ship [")
         told = str([session.calls.to_list(), session.notices, session.history(), session.effects])
     assert "_ship_implementation" not in told
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_a_call_whose_tool_is_gone_has_its_outcome(memory, provider, is_committed):
+    """A new version of a program lacks a tool that was running when the old one was killed."""
+
+    @tool(effect="irreversible")
+    def tell(n):
+        raise Killed
+
+    with killed("job", memory, provider=provider) as session:
+        session.messages.append(USER[provider])
+        session.run_tools(
+            reply(provider, ("c1", "tell", {"n": 1}), ("c2", "tell", {"n": 2})), [tell]
+        )
+    with Session("job", store=memory, provider=provider) as session:
+        if is_committed:
+            (effect,) = session.effects
+            session.resolve(effect.id, happened=True, result="told 1")
+        session.run_tools(session.messages, [double])
+        first, second = (str(result) for _, result in results(session.messages))
+    assert ("told 1" if is_committed else "Its outcome is unknown") in first
+    assert "There is no tool 'tell'" in second
