@@ -47,5 +47,6 @@ def test_show_leaves_out_open_calls_that_have_ended(tmp_path: Path) -> None:
     call = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
     with Session("job", store=store, provider="anthropic") as session:
         session.run_tools({"role": "assistant", "content": [call]}, {"look": lambda: 1})
-    assert "open_calls" in run("--store", store, "show", "job@2").out
+    shown = run("--store", store, "show", "job@2").out
+    assert "open_calls 1 tool call without results\n    t1\n" in shown
     assert "open_calls" not in run("--store", store, "show", "job").out

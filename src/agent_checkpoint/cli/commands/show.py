@@ -27,7 +27,13 @@ from agent_checkpoint.present.model_usage import model_words, other_metrics, usa
 from agent_checkpoint.present.state_json import LOGS, class_name_in, plain, read_parts
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.records import short_repr as quoted_name
-from agent_checkpoint.session.agent_scope import MODEL_CALLS, STATUS, TASKS, split_part
+from agent_checkpoint.session.agent_scope import (
+    MODEL_CALLS,
+    OPEN_CALLS,
+    STATUS,
+    TASKS,
+    split_part,
+)
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
@@ -160,7 +166,7 @@ def _show(out: Output, data: dict[str, Any]) -> None:
             words = f"{one_line(path, out.limit(60))}  {one_line(str(status or ''), 20)}"
             out.line(f"{indent[2:]}{words}", style="bold")
         for name, part in parts.items():
-            if name != "open_calls" or part.get("value"):  # nothing is left of ended calls
+            if name != OPEN_CALLS or part.get("value"):  # nothing is left of ended calls
                 _show_part(out, indent, one_line(name, out.limit(60)), part)
 
 
@@ -196,6 +202,12 @@ def _show_part(out: Output, indent: str, name: str, part: dict[str, Any]) -> Non
         words = one_line(part.get("workspace") or "no directory", out.limit(200))
         waiting = part.get("pending") or []
         lines = [f"waits for {one_line(item, short)}" for item in waiting[:some]]
+    elif name == OPEN_CALLS and isinstance(part.get("value"), dict):
+        calls = part["value"].get("calls")
+        rows = calls if isinstance(calls, list) else []
+        rows = [row for row in rows if isinstance(row, list) and len(row) == 3]
+        words = f"{format_count(len(rows), 'tool call')} without results"
+        lines = [one_line(str(row[1]), short) for row in rows[:some]]
     else:
         words = one_line(part["class"] or "plain data", out.limit(80))
         value = part["value"]
