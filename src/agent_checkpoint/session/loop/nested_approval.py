@@ -27,19 +27,26 @@ class NestedApproval:
     @property
     def is_torn(self) -> bool:
         """Whether a call is to be rolled back."""
-        return any(row[0] == self._scope.path for row in self._state.record.torn_calls)
+        return bool(self._rows())
+
+    def _rows(self) -> list[list[str]]:
+        """Return the rows of calls that are still open."""
+        refs = {call.ref for call in self._scope.open_calls.calls}
+        return [
+            row
+            for row in self._state.record.torn_calls
+            if row[0] == self._scope.path and row[1] in refs
+        ]
 
     def roll_back(self) -> None:
         """Discard what outer calls have changed, if there are any.
 
         Of parallel calls the first is rolled back, and so all are. A failure is a notice.
         """
-        state, path = self._state, self._scope.path
-        rows = [row for row in state.record.torn_calls if row[0] == path]
-        found = [(task_start(state, before), row) for *row, before in rows]
+        state = self._state
+        found = [(task_start(state, before), row) for *row, before in self._rows()]
         targets = [(target.seq, target, row) for target, row in found if target is not None]
         if not targets:  # none, or the checkpoints before them were removed
-            self.forget(*(row[1] for row in rows))
             return
         _, target, (_, _, tool, request) = min(targets, key=lambda one: one[0])
         try:
@@ -53,7 +60,7 @@ class NestedApproval:
             )
 
     def forget(self, *refs: str) -> None:
-        """Forget calls that have ended nevertheless, or that cannot be rolled back."""
+        """Forget calls that have ended."""
         record = self._state.record
         with self._state.writer.lock:
             record.torn_calls = [row for row in record.torn_calls if row[1] not in refs]

@@ -153,7 +153,7 @@ class ToolCalls:
         except BaseException as error:
             is_stopped = not isinstance(error, (Exception, Suspended))
             self._scope.is_interrupted = is_stopped and self._abandon_unfinished()
-            if not is_stopped:
+            if isinstance(error, Suspended):
                 self._nested.roll_back()
             raise
         finally:
@@ -375,13 +375,13 @@ class ToolCalls:
             elif made.row is None or "error" not in made.row:  # the session failed, not the tool
                 raise
         self._outcomes.unfinished.pop(opened.ref, None)
-        if made.is_torn:
-            self._nested.forget(opened.ref)
         if made.row is not None:
+            self._nested.forget(opened.ref)
             run.outcomes[opened] = self._outcomes.of_row(made.row)
 
     def _refuse(self, run: _Run, call: OpenCall, name: str, arguments: Any, error: str) -> None:
         row = self._runner.record_refused(call, name, arguments, error)
+        self._nested.forget(call.ref)
         run.outcomes[call] = self._outcomes.of_row(row)
 
     # -- what is known ---------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import pytest
 
-from agent_checkpoint import Approvals, Session, Suspended, tool
+from agent_checkpoint import Approvals, Session, StorageError, Suspended, tool
 from agent_checkpoint.session.rollback.rollback import Rollback
 from tests.agents import Agent
 from tests.unit.session.loop.replies import USER, reply, results
@@ -127,3 +127,41 @@ def test_a_tool_that_goes_on_without_the_answer_has_ended(memory, place):
     with job.open(memory) as session:
         assert job.changes == (1, "1")
         assert results(session.messages) == [("c1", "waits")]
+
+
+def test_a_call_that_could_not_be_rolled_back_and_has_ended_is_not_rolled_back_later(
+    memory, place, monkeypatch
+):
+    def refuse(*_, **__):
+        raise StorageError("disk full")
+
+    job = Releases(place, "")
+    with job.open(memory) as session:
+        session.messages.append(USER[A])
+        with monkeypatch.context() as patch, pytest.raises(Suspended):
+            patch.setattr(Rollback, "run", refuse)
+            session.run_tools(CALLS, [job.release])
+        answer(memory)
+        session.run_tools(session.messages, [job.release])
+        assert session._state.record.torn_calls == []
+        assert "was interrupted" in results(session.messages)[0][1]
+    with job.open(memory):
+        assert job.changes == (1, "1")
+
+
+def test_a_child_that_starts_again_has_no_call_to_roll_back(memory, place, monkeypatch):
+    def kill(*_):
+        raise Killed
+
+    job = Releases(place, "child")
+    with monkeypatch.context() as patch:
+        patch.setattr(Rollback, "_apply", kill)
+        with job.open(memory, killed) as session:
+            job.run(session)
+    with job.open(memory) as session, session.subagent("child", agent=job.agent, restart=True):
+        job.agent.memory.append("new")
+        session.save()
+        with pytest.raises(KeyboardInterrupt):
+            raise KeyboardInterrupt
+    with job.open(memory) as session, session.subagent("child", agent=job.agent):
+        assert job.agent.memory == ["new"]
