@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import threading
+import time
 
 from agent_checkpoint import FileBackend, MemoryBackend, WrapperBackend
 
@@ -40,6 +42,40 @@ class Snapshotting(MemoryBackend):
 
     def reopened(self):
         return Snapshotting(self.place)
+
+
+_LOCK = threading.RLock()
+
+
+def _under_lock(name):
+    def call(self, *args, **options):
+        with _LOCK:
+            if self.place.exists():
+                self._objects, self._streams, self._last = pickle.loads(self.place.read_bytes())
+            result = getattr(MemoryBackend, name)(self, *args, **options)
+            if name in ("put_objects", "delete_objects", "append", "remove"):
+                time.sleep(0.001)  # so that others have time to do the same
+                self._write()
+            return result
+
+    return call
+
+
+class ThreadLocked(Snapshotting):
+    """Reads everything before each call, under a lock that other processes do not know of."""
+
+    for _name in ("put_objects", "get_objects", "missing_objects", "list_objects"):
+        vars()[_name] = _under_lock(_name)
+    for _name in ("delete_objects", "append", "read", "remove", "streams"):
+        vars()[_name] = _under_lock(_name)
+
+    def _write(self):
+        draft = self.place.with_name(f"draft {os.getpid()}")
+        draft.write_bytes(pickle.dumps((self._objects, self._streams, self._last)))
+        os.replace(draft, self.place)
+
+    def reopened(self):
+        return ThreadLocked(self.place)
 
 
 class TrustingCache(WrapperBackend):

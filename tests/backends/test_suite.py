@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import agent_checkpoint.testing
 from agent_checkpoint import MemoryBackend
 from agent_checkpoint.errors import ConflictError
 from agent_checkpoint.testing import BackendMachine, BackendTests
+from agent_checkpoint.testing.crowd import Crowd
 
 pytestmark = pytest.mark.slow
 
@@ -189,11 +191,13 @@ class Late(MemoryBackend):
 )
 def test_the_suite_finds_a_broken_sweep(broken, test):
     with pytest.raises(AssertionError):
-        getattr(BackendTests(), test)(broken())
+        backend = broken()
+        run = getattr(BackendTests(), test)
+        run(backend, Crowd(backend)) if "crowd" in signature(run).parameters else run(backend)
 
 
 BROKEN = """
-from tests.backends.broken_openers import Snapshotting, TrustingCache
+from tests.backends.broken_openers import Snapshotting, ThreadLocked, TrustingCache
 from tests.backends.broken_order import ChildrenFirst, EntryFirst, ParentsFirst
 from agent_checkpoint import FileBackend
 from agent_checkpoint.testing import BackendTests
@@ -222,6 +226,14 @@ def test_the_suite_finds_a_backend_that_loses_data_between_openers(tmp_path, mak
     failed = failed_tests(tmp_path, make)
     assert len(failed) == losing, failed
     assert all("opener" in name for name in failed), failed
+
+
+def test_the_suite_finds_a_backend_whose_lock_is_of_one_process(tmp_path):
+    """The tests with threads do not."""
+    chosen = ("-k", "appending or opener or taken")
+    failed = failed_tests(tmp_path, "ThreadLocked(place / 'store')", *chosen)
+    assert "test_appending_to_one_stream[processes]" in failed
+    assert all("processes" in name for name in failed), failed
 
 
 @pytest.mark.parametrize(

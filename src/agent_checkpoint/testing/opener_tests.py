@@ -15,7 +15,8 @@ from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import ConflictError, MissingObjectsError
 from agent_checkpoint.records import Entry
 from agent_checkpoint.testing.backend_hooks import BackendHooks, named, object_id
-from agent_checkpoint.testing.concurrency_tests import Writer, append_at_once
+from agent_checkpoint.testing.concurrency_tests import all_acknowledged, append_each
+from agent_checkpoint.testing.crowd import Crowd, Writer
 from agent_checkpoint.testing.stream_tests import fill, seqs
 
 
@@ -108,7 +109,11 @@ class OpenerTests(BackendHooks):
 
     def test_openers_append_at_the_same_time(self, openers: tuple[Backend, Backend]) -> None:
         """Every acknowledged append has its own number, and both instances read all of them."""
-        acknowledged = append_at_once(*openers, *openers)
+        jobs = [
+            lambda _, opener=opener, number=number: append_each(opener, number)
+            for number, opener in enumerate((*openers, *openers))
+        ]
+        acknowledged = all_acknowledged(Crowd(openers[0]).at_once(*jobs))
         objects = named(*(entry.data for entry in acknowledged))
         for backend in openers:
             assert backend.read("key/a") == acknowledged
@@ -130,5 +135,5 @@ class OpenerTests(BackendHooks):
 
         one.delete_objects(ids())
         writer.finish()
-        assert isinstance(writer.error, MissingObjectsError)
+        assert writer.error is MissingObjectsError
         assert one.read("key/a") == other.read("key/a") == []
