@@ -5,19 +5,11 @@ import pytest
 
 from agent_checkpoint import CheckpointManager
 from tests.agents import managers
+from tests.team_stores import TEAM_STORES, team_store
 
 
-@pytest.fixture(
-    params=[
-        *("memory", "file", "pickle", "sqlite"),
-        pytest.param("postgres", marks=[pytest.mark.slow, pytest.mark.long]),
-    ]
-)
+@pytest.fixture(params=["memory", "file", "pickle", "sqlite", *TEAM_STORES])
 def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CheckpointManager]:
-    if request.param == "postgres":
-        server = request.getfixturevalue("postgres_server")
-        with CheckpointManager(server.url(server.new_schema())) as remote:
-            yield remote
-        return
-    with managers(tmp_path)[request.param] as opened:
+    url = team_store(request, tmp_path)
+    with CheckpointManager(url) if url else managers(tmp_path)[request.param] as opened:
         yield opened

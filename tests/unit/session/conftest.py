@@ -9,7 +9,8 @@ import pytest
 from agent_checkpoint import CheckpointManager, Session
 from agent_checkpoint.errors import CheckpointError
 from agent_checkpoint.session import current_session
-from tests.unit.session.stores import BACKENDS, POSTGRES, manager_on
+from tests.team_stores import TEAM_STORES, team_store
+from tests.unit.session.stores import BACKENDS, manager_on
 
 
 @pytest.fixture(autouse=True)
@@ -32,29 +33,21 @@ def no_session_is_left(monkeypatch):
     current_session._forked.clear()
 
 
-def server_of(request):
-    """The PostgreSQL server, if the parameter of a fixture needs it."""
-    needs_it = request.param == "postgres"
-    return request.getfixturevalue("postgres_server") if needs_it else None
-
-
-@pytest.fixture(params=["memory", "file", "sqlite", POSTGRES])
+@pytest.fixture(params=["memory", "file", "sqlite", *TEAM_STORES])
 def store(request, tmp_path):
     """What `store=` gets, for each backend; the memory of a process is only in its manager."""
-    if request.param == "postgres":
-        server = server_of(request)
-        return server.url(server.new_schema())
     if request.param == "memory":
         return CheckpointManager()
     if request.param == "file":
         return f"file://{tmp_path}/json"
-    return tmp_path / "store"
+    return team_store(request, tmp_path) or tmp_path / "store"
 
 
-@pytest.fixture(params=[*BACKENDS, POSTGRES])
+@pytest.fixture(params=[*BACKENDS, *TEAM_STORES])
 def manager(request, tmp_path):
     """A store that outlives its sessions, on each backend."""
-    with manager_on(request.param, tmp_path, server_of(request)) as manager:
+    url = team_store(request, tmp_path)
+    with CheckpointManager(url) if url else manager_on(request.param, tmp_path) as manager:
         yield manager
 
 

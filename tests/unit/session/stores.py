@@ -5,23 +5,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from agent_checkpoint import CheckpointManager, Session
 from agent_checkpoint.session import current_session
 from agent_checkpoint.store.ledger.ledger import Ledger
 
-POSTGRES = pytest.param("postgres", marks=[pytest.mark.slow, pytest.mark.long])
-"""A store on the server of `postgres_server`, which must be a fixture of the test."""
 BACKENDS = ["memory", "file", "sqlite"]
 DURABLE = ["file", "sqlite"]
 
 
-def manager_on(backend: str, tmp_path: Path, server: Any = None) -> CheckpointManager:
+def manager_on(backend: str, tmp_path: Path) -> CheckpointManager:
     if backend == "memory":
         return CheckpointManager()
-    if backend == "postgres":
-        return CheckpointManager(server.url(server.new_schema()))
     return CheckpointManager(backend=backend, path=tmp_path / "store")
 
 

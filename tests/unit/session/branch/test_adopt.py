@@ -21,8 +21,8 @@ from agent_checkpoint.session.branch.adopt import Adoption
 from agent_checkpoint.session.current_session import as_current
 from agent_checkpoint.workspace.workspace import Workspace
 from tests.agents import Agent
+from tests.team_stores import TEAM_STORES, team_store
 from tests.unit.session.places import files_of
-from tests.unit.session.stores import POSTGRES
 
 sent = []
 
@@ -49,12 +49,11 @@ def send(to):
     return f"sent {to}"
 
 
-@pytest.fixture(params=["memory", "sqlite", POSTGRES])
+@pytest.fixture(params=["memory", "sqlite", *TEAM_STORES])
 def store(request, tmp_path):
-    if request.param == "postgres":
-        server = request.getfixturevalue("postgres_server")
-        return server.url(server.new_schema())
-    return CheckpointManager() if request.param == "memory" else tmp_path / "store"
+    if request.param == "memory":
+        return CheckpointManager()
+    return team_store(request, tmp_path) or tmp_path / "store"
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from agent_checkpoint import (
     tool,
 )
 from tests.agents import Agent, Planner
+from tests.team_stores import TEAM_STORES, team_store
 from tests.unit.session.places import files_of
-from tests.unit.session.stores import POSTGRES
 
 sent = []
 
@@ -63,12 +63,11 @@ def mounts_in(*places: Path) -> "list[str]":
     return [line for line in lines if any(str(place) in line for place in places)]
 
 
-@pytest.fixture(params=["memory", "sqlite", POSTGRES])
+@pytest.fixture(params=["memory", "sqlite", *TEAM_STORES])
 def store(request, tmp_path):
-    if request.param == "postgres":
-        server = request.getfixturevalue("postgres_server")
-        return server.url(server.new_schema())
-    return CheckpointManager() if request.param == "memory" else tmp_path / "store"
+    if request.param == "memory":
+        return CheckpointManager()
+    return team_store(request, tmp_path) or tmp_path / "store"
 
 
 @pytest.fixture

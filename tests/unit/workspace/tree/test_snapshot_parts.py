@@ -22,6 +22,7 @@ from agent_checkpoint import (
 from agent_checkpoint.errors import StorageError
 from agent_checkpoint.store.objects.references import ObjectRef
 from tests.agents import Agent, managers
+from tests.team_stores import TEAM_STORES, team_store
 from tests.unit.workspace.disk import File, Folder, Link, clear, describe, make
 
 BACKENDS = ["memory", "file", "sqlite", "pickle"]
@@ -37,13 +38,11 @@ THINGS = {
 WIDE = {b"wide/%04d" % number: File(b"%d" % number) for number in range(600)}
 
 
-@pytest.fixture(
-    params=[*BACKENDS, pytest.param("postgres", marks=[pytest.mark.slow, pytest.mark.long])]
-)
+@pytest.fixture(params=[*BACKENDS, *TEAM_STORES])
 def manager(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[CheckpointManager]":
-    if request.param == "postgres":
-        server = request.getfixturevalue("postgres_server")
-        with CheckpointManager(server.url(server.new_schema())) as remote:
+    url = team_store(request, tmp_path)
+    if url is not None:
+        with CheckpointManager(url) as remote:
             yield remote
         return
     every = managers(tmp_path)
