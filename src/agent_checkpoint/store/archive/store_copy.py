@@ -35,7 +35,7 @@ from agent_checkpoint.records import (
 from agent_checkpoint.store.archive.importer import hidden_entries, parts_inline
 from agent_checkpoint.store.archive.object_sender import ObjectSender
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
-from agent_checkpoint.store.ledger.ledger_copy import copy_ledger
+from agent_checkpoint.store.ledger.ledger_copy import copy_ledger, has_own_records
 from agent_checkpoint.store.ledger.lineage import fork_point_of, lineage_of
 from agent_checkpoint.store.objects.object_format import (
     LostObjectError,
@@ -244,14 +244,14 @@ class _Copy:
             is_same = at_number is not None and _summary(at_number) == _summary(head)
             if is_same or any(_origin(item) == head.seq for item in self.target.readable(key)):
                 return None
-            raise self._diverged(key)
+            raise self._diverged(head)
         shift = self.shifts[key] = ours.seq - done
         theirs = head if head.seq <= done else self._newest(key, done)
         if theirs is not None:
             copied = self.target.read(key, theirs.seq + shift)
             is_its_copy = copied is not None and _origin(copied) == theirs.seq
             if copied is not None and is_its_copy and _summary(copied) != _summary(theirs):
-                raise self._diverged(key)
+                raise self._diverged(head)
         else:
             first = self._oldest(key, after=done)
             if first is not None and not first.parents:
@@ -261,8 +261,11 @@ class _Copy:
                 )
         return _Line(key, head.seq, done, shift) if head.seq > done else None
 
-    def _diverged(self, key: str) -> ConflictError:
+    def _diverged(self, head: Checkpoint) -> ConflictError:
         """Return the error for a key with other checkpoints in the target; names the first."""
+        key, lineage = head.key, lineage_of(self.source.reader(head), head)
+        is_bound = lineage is not None and has_own_records(self.target, lineage)
+        hint = _NEW_STORE if is_bound else _DELETE
         theirs = {item.seq: _summary(item) for item in self.source.readable(key)}
         for entry in self.target.entries(key, oldest_first=True):
             with suppress(*UNUSABLE):
@@ -274,12 +277,12 @@ class _Copy:
                         f"The key {short_repr(key)} has diverged: the checkpoint "
                         f"{short_repr(ours.id, 120)} of the target is not in the source. Nothing "
                         "was copied.",
-                        hint=_DELETE,
+                        hint=hint,
                     )
         return ConflictError(
             f"The key {short_repr(key)} was saved in the target, not copied there, so a copy does "
             "not extend it. Nothing was copied.",
-            hint=_DELETE,
+            hint=hint,
         )
 
     # -- copying ---------------------------------------------------------------------------------
@@ -469,6 +472,9 @@ class _Copy:
 
 
 _DELETE = Hint("Name other keys to copy, or delete this key in the target and copy it again.")
+_NEW_STORE = Hint(
+    "Name other keys to copy, or copy the session to a new store and resume it there."
+)
 
 
 def _checkpoint(key: str, entry: Entry | None) -> Checkpoint | None:

@@ -89,6 +89,15 @@ def copy_ledger(
     return len(new), sum(len(item.entry) for item in new)
 
 
+def has_own_records(target: Store, lineage: str) -> bool:
+    """Return whether a ledger has effects that were recorded in this store, which no copy extends.
+
+    Raises IntegrityError and StorageError.
+    """
+    records = (record for _, record in LedgerStream(target, lineage).read())
+    return any(record["type"] != "epoch" and not _is_copied(record) for record in records)
+
+
 def _append_all(source: Store, target: Store, records: list[LedgerRecord], newest: int) -> None:
     """Append records; they keep their numbers, or have `instead` if these are in use."""
     stream = LedgerStream(target, records[0].lineage)
@@ -165,6 +174,6 @@ def _known(
 
 def _diverged(lineage: str, why: str) -> ConflictError:
     return ConflictError(
-        f"The ledger {short_repr(lineage)} in the target cannot be extended: {why}. Copy to "
-        "another store, or import an archive of the key: it gets a ledger of its own."
+        f"The ledger {short_repr(lineage)} in the target cannot be extended: {why}. "
+        "Copy the session to a new store instead."
     )

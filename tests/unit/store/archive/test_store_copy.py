@@ -21,6 +21,7 @@ from agent_checkpoint import (
     StorageError,
     WrapperBackend,
     copy,
+    tool,
 )
 from agent_checkpoint.store.archive import store_copy
 from agent_checkpoint.store.objects import compression
@@ -491,6 +492,44 @@ def test_a_lost_object_of_the_source_is_an_error(source: CheckpointManager) -> N
     with pytest.raises(Exception, match="missing from the store"):
         copy(source, target, ["key"])
     assert target.list_keys() == []
+
+
+@tool(effect="irreversible", key=lambda what: what)
+def carry(what: str) -> str:
+    carried.append(what)
+    return f"carried {what}"
+
+
+carried: "list[str]" = []
+
+
+@pytest.mark.parametrize("with_effects", [False, True])
+def test_a_session_that_went_on_elsewhere_comes_back(tmp_path: Path, with_effects: bool) -> None:
+    """With effects, the ledger of the first store stays; the way back is a new store."""
+    carried.clear()
+    stores = first, second, third = [tmp_path / name for name in ("first", "second", "third")]
+    for store in stores[:2]:
+        with Session("work", store=store) as session:
+            session.messages.append(store.name)
+            if with_effects:
+                carry("all")
+                carry(store.name)
+        if store == first:
+            copy(first, second)
+    hint = "to a new store" if with_effects else "delete this key"
+    with pytest.raises(ConflictError, match=hint):
+        copy(second, first)
+    with CheckpointManager(first) as manager:
+        manager.delete("work")
+    if with_effects:
+        with pytest.raises(ConflictError, match="to a new store"):
+            copy(second, first)
+    back = third if with_effects else first
+    copy(second, back)
+    with Session("work", store=back) as session:
+        assert list(session.messages) == ["first", "second"]
+        assert carry("all") == "carried all"
+    assert carried.count("all") == 1
 
 
 # -- killed --------------------------------------------------------------------------------------
