@@ -171,6 +171,15 @@ class PostgresServer:
             cursor = db.execute(query, values)
             return cursor.fetchall() if cursor.description else None
 
+    def reload(self):
+        """Let the server read its configuration again; return when it has."""
+        query, deadline = "SELECT pg_conf_load_time()", time.monotonic() + LONGEST_WAIT
+        before = self.execute(query)
+        self.execute("SELECT pg_reload_conf()")
+        while self.execute(query) == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
     def wait_until_idle(self, schema):
         """Wait until the server has noticed that the clients of a store are dead."""
         query = (

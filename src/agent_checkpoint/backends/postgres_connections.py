@@ -560,8 +560,9 @@ class Connections:
             advice = "Check user, password, host and database of the URL."
         elif retryable and not in_doubt:
             advice = "Try again."
+        end = "" if text.endswith((".", "?")) else "."
         return StorageError(
-            f"Cannot use {self.name}: {text}. {advice}".strip(),
+            f"Cannot use {self.name}: {text}{end} {advice}".strip(),
             retryable=retryable,
             no_room=state == "53100",
         )
