@@ -130,7 +130,8 @@ def test_a_killed_copy_is_completed_by_the_next(copy_process, medium, source, ke
             for name, found in partial.items():
                 numbers = sorted(states[name])[: len(found)]
                 assert found == {number: states[name][number] for number in numbers}, name
-            assert all(count <= ledgers[stream] for stream, count in records.items())
+            # The ledger comes first: a session that is resumed here must not repeat an effect.
+            assert records == ledgers or "Work" not in partial
             copy(source, target)
             assert contents(target) == (states, ledgers)
             assert not copy(source, target).keys
