@@ -227,3 +227,24 @@ def test_a_replaced_store_is_not_written_under_the_old_key(tmp_path, key_file):
         manager.save("a", {"n": 1})
         assert manager.state_dict("a") == {"n": 1}
     backend.close()
+
+
+@pytest.mark.parametrize("conflicts", [0, 1, 5])
+def test_appends_of_many_writers_pause_after_the_second_conflict(monkeypatch, conflicts):
+    """Without pauses, eight processes on one key save at a third of the rate, and some starve."""
+    pauses = []
+    monkeypatch.setattr("agent_checkpoint.backends.wrappers.encryption.time.sleep", pauses.append)
+    left = conflicts
+
+    class Contended(MemoryBackend):
+        def append(self, stream, entry, **options):
+            nonlocal left
+            if stream.startswith("key/") and left:
+                left -= 1
+                super().append(stream, entry)  # another writer is faster
+            return super().append(stream, entry, **options)
+
+    backend = EncryptedBackend(Contended(), KEY)
+    assert backend.append("key/a", b"entry") == conflicts + 1
+    assert len(pauses) == max(0, conflicts - 1)
+    assert all(0 <= pause <= 0.16 for pause in pauses)

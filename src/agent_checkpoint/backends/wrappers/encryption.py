@@ -6,6 +6,8 @@ Owns the key record of the store, and the binding of entries to their places. Se
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -45,6 +47,8 @@ from agent_checkpoint.records import (
 _PREVIOUS = 8
 """Bytes of the number of the previous entry, before the encrypted entry."""
 _TRIES = 1000
+_PAUSE = 0.02
+"""Seconds; the longest pause before the third attempt of an append, and a factor of later ones."""
 _MOST_STREAMS = 1000
 _DAMAGED = b""
 """Returned for an object or entry that is not authentic. The store above reports it as damaged:
@@ -259,7 +263,9 @@ class EncryptedBackend(WrapperBackend):
         name, hidden = cipher.encrypt_stream(stream), _encrypted(cipher, objects)
         needed = list(_names(cipher, requires))
         previous = self._newest.get(stream) if after is None else after
-        for _ in range(_TRIES):
+        for attempt in range(_TRIES):
+            if attempt > 1:  # several writers, of whom one can win: make room for it
+                time.sleep(random.uniform(0.0, _PAUSE * min(attempt, 8)))  # noqa: S311 - a pause
             if previous is None:
                 newest = self.inner.read(name, limit=1, newest_first=True)
                 previous = newest[0].seq if newest else 0
