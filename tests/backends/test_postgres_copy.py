@@ -51,9 +51,10 @@ def test_the_command_takes_a_session_to_the_team(tmp_path, server):
     with Session("fix", store=tmp_path / "laptop"):
         deploy_once("v1")
     command = [sys.executable, "-m", "agent_checkpoint", "copy", str(tmp_path / "laptop"), url]
-    for words in ("Copied to", "Nothing to copy"):
+    for words in (f"Copied to {url}: 1 key,", f"Nothing to copy: {url} is"):
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert done.stdout.startswith(words)
+        assert ("with rebind=True" in done.stdout) == ("Copied" in words)
     with Session("fix", store=url):
         assert deploy_once("v1") == "deployed v1"
     assert _deployed == ["v1"]

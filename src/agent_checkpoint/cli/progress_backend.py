@@ -56,8 +56,8 @@ class ProgressBackend(WrapperBackend):
 
 
 def describe_store(backend: Backend) -> str:
-    """Return the location of a store for display: its directory, or its repr."""
-    return str(backend.properties.path or repr(backend))
+    """Return the location of a store for display: its directory, URL or repr."""
+    return str(backend.properties.path or backend.properties.url or repr(backend))
 
 
 @contextmanager

@@ -63,5 +63,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         out.some([f"  {one_line(key)}" for key in report.keys], _MOST, "  and {:,} more keys")
         if not args.dry_run:
             out.line("Copied keys are not bound to any of your directories, sessions or agents.")
+            if report.records:
+                out.line("Open a copied session in an empty directory, or with rebind=True.")
 
     return CommandResult(data, show)
