@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from contextlib import closing
 from inspect import signature
 from pathlib import Path
 
@@ -12,7 +13,11 @@ import agent_checkpoint.testing
 from agent_checkpoint import MemoryBackend
 from agent_checkpoint.errors import ConflictError
 from agent_checkpoint.testing import BackendMachine, BackendTests
-from agent_checkpoint.testing.crowd import Crowd
+from agent_checkpoint.testing.crowd import Crowd, ProcessCrowd, processes_or_threads
+from tests.backends.test_file import FileHooks
+from tests.backends.test_memory import MemoryHooks
+from tests.backends.test_sqlite import SQLiteHooks
+from tests.backends.test_wrappers import Wrapped
 
 pytestmark = pytest.mark.slow
 
@@ -226,6 +231,27 @@ def test_the_suite_finds_a_backend_that_loses_data_between_openers(tmp_path, mak
     failed = failed_tests(tmp_path, make)
     assert len(failed) == losing, failed
     assert all("opener" in name for name in failed), failed
+
+
+@pytest.mark.parametrize("kind", ["memory", "file", "sqlite", "postgres"])
+@pytest.mark.parametrize("wrapper", [None, Wrapped, "encrypted"])
+def test_processes_are_used_if_they_reach_the_data(request, tmp_path, kind, wrapper):
+    """Also if the backend has no URL, as one that is encrypted with a key in Python."""
+    if wrapper == "encrypted":
+        pytest.importorskip("cryptography", reason="needs agent-checkpoint[encryption]")
+        from tests.backends.encrypted_stores import Encrypted as wrapper
+    hooks = {"memory": MemoryHooks, "file": FileHooks, "sqlite": SQLiteHooks}.get(kind)
+    if hooks is None:
+        server = request.getfixturevalue("server")
+        from tests.backends.test_postgres import PostgresHooks as hooks
+
+        hooks.server = server
+    suite = type("Suite", (wrapper, hooks) if wrapper else (hooks,), {})()
+    with closing(suite.make(tmp_path)) as backend:
+        crowd = processes_or_threads(backend, suite.reopen)
+        assert type(crowd) is (Crowd if kind == "memory" else ProcessCrowd)
+        assert list(backend.streams("key/")) == []
+        assert backend.append("key/a", b"entry", after=0) == 1
 
 
 def test_the_suite_finds_a_backend_whose_lock_is_of_one_process(tmp_path):

@@ -182,13 +182,18 @@ class CrowdHooks(BackendHooks):
             return Crowd(backend)
         if not hasattr(os, "fork"):
             pytest.skip("needs os.fork")
-        processes = ProcessCrowd(backend, self.reopen)
-        processes.at_once(lambda own: own.append(_PROBE, b"probe"))
-        entries = backend.read(_PROBE)
-        backend.remove(_PROBE, [entry.seq for entry in entries])
-        if entries:
-            return processes
-        # In memory, for example. A backend that others can open must not pass like this.
-        assert backend.properties.url is None
-        assert backend.properties.path is None
-        return Crowd(backend)
+        return processes_or_threads(backend, self.reopen)
+
+
+def processes_or_threads(backend: Backend, reopen: Callable[[Backend], Backend]) -> Crowd:
+    """Return processes if they reach the data of a backend; threads if it is in memory."""
+    processes = ProcessCrowd(backend, reopen)
+    processes.at_once(lambda own: own.append(_PROBE, b"probe"))
+    entries = backend.read(_PROBE)
+    backend.remove(_PROBE, [entry.seq for entry in entries])
+    if entries:
+        return processes
+    # A backend that others can open must not pass like this.
+    assert backend.properties.url is None
+    assert backend.properties.path is None
+    return Crowd(backend)
