@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     P = ParamSpec("P")
 
-M = TypeVar("M")
 T = TypeVar("T")
 
 
@@ -28,15 +27,15 @@ async def await_future(future: Future[T]) -> T:
 
 
 def in_thread(
-    verb: Callable[Concatenate[M, P], T],
-) -> Callable[Concatenate[M, P], Coroutine[Any, Any, T]]:
+    verb: Callable[Concatenate[Any, P], T],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
     """Return a coroutine method that runs a method in a thread.
 
     Only for methods that do not use live objects: state must be captured on the caller's thread.
     """
 
     @functools.wraps(verb)
-    async def run(self: M, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         with block_forks():
             from asyncio import (
                 to_thread,  # asyncio is slow to import, and many programs do not use it

@@ -9,6 +9,7 @@ from agent_checkpoint.records import Entry
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.store.ledger.lineage import lineage_of
+from agent_checkpoint.store.record_stream import RecordStream, record_log_stream, record_logs
 from agent_checkpoint.store.store import Store, key_not_found
 
 _SESSION = "session"
@@ -16,7 +17,7 @@ _SESSION = "session"
 
 
 def delete_key(store: Store, key: str) -> None:
-    """Fence off the session of a key, then delete all its checkpoints.
+    """Fence off the session of a key, then delete all its checkpoints and record logs.
 
     Raises:
         NotFoundError: there is no such key.
@@ -39,6 +40,9 @@ def delete_key(store: Store, key: str) -> None:
             store.remove(key, seqs[1:])
             _fence_session(store, key, newest)
     store.remove(key, seqs)
+    for owner, name in list(record_logs(store, key)):
+        if owner == key:
+            RecordStream(store, record_log_stream(owner, name)).clear()
 
 
 def _fence_session(store: Store, key: str, newest: Entry) -> None:

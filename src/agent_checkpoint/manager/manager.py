@@ -10,7 +10,7 @@ from copy import copy
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, cast
 
 from agent_checkpoint import telemetry
 from agent_checkpoint.backends.base import Backend
@@ -41,6 +41,7 @@ from agent_checkpoint.manager.checkpoint_parts import (
 )
 from agent_checkpoint.manager.expected_head import expect_head, head_conflict
 from agent_checkpoint.manager.key_deletion import delete_key
+from agent_checkpoint.manager.record_log import RecordLog
 from agent_checkpoint.options import (
     BackendName,
     Compression,
@@ -59,6 +60,7 @@ from agent_checkpoint.records import (
     Kind,
     check_key,
     draft_from,
+    parse_checkpoint_id,
     short_repr,
 )
 from agent_checkpoint.redaction import Redact, Redactor, redactor_of
@@ -72,6 +74,7 @@ from agent_checkpoint.store.maintenance.purge import PurgeReport, purge
 from agent_checkpoint.store.maintenance.retention import Policy
 from agent_checkpoint.store.maintenance.verify import VerifyReport, verify
 from agent_checkpoint.store.objects.reader import Reader
+from agent_checkpoint.store.record_stream import record_logs
 from agent_checkpoint.store.store import Store, key_not_found
 from agent_checkpoint.store.store_argument import existing_store
 
@@ -92,6 +95,7 @@ class SaveOptions(TypedDict, total=False):
     label: str | None
     tags: Iterable[str]
     metrics: Mapping[str, float] | None
+    parents: Sequence[str] | None
     expected_head: str | None
 
 
@@ -100,6 +104,13 @@ class LoadOptions(TypedDict, total=False):
 
     strict: bool
     trust_pickle: bool
+
+
+class _Position(NamedTuple):
+    """Where a checkpoint is to be appended."""
+
+    expected_head: str | None = None
+    parents: tuple[str, ...] | None = None
 
 
 class CheckpointManager:
@@ -190,6 +201,7 @@ class CheckpointManager:
         label: str | None = None,
         tags: Iterable[str] = (),
         metrics: Mapping[str, float] | None = None,
+        parents: Sequence[str] | None = None,
         expected_head: str | None = None,
     ) -> str:
         """Save an agent, a dict of named parts or a plain dict; return the id of the checkpoint.
@@ -200,17 +212,26 @@ class CheckpointManager:
             label: a human-readable name.
             tags: strings to find the checkpoint by.
             metrics: numbers to rank the checkpoint by.
-            expected_head: the id that must be the head of the key.
+            parents: the ids of the checkpoints that this one continues; by default, the head.
+            expected_head: the id that must be the head of the key; empty if the key must be new.
 
         Raises:
-            InvalidInputError: the key or the agent cannot be saved.
+            InvalidInputError: the key or the agent cannot be saved, or a parent is not an id.
             StateError: a value cannot be captured; the message contains its path.
             ConflictError: the head is not `expected_head`.
             StorageError: the medium failed; the save is not confirmed.
         """
-        draft, _ = self._draft(key, agent, label=label, tags=tags, metrics=metrics)
+        draft, position = self._draft(
+            key,
+            agent,
+            label=label,
+            tags=tags,
+            metrics=metrics,
+            parents=parents,
+            expected_head=expected_head,
+        )
         self.background.flush()
-        return self._write_id(draft, expected_head)
+        return self._write_id(draft, position)
 
     def save_in_background(
         self, key: str, agent: Any, **options: Unpack[SaveOptions]
@@ -220,8 +241,8 @@ class CheckpointManager:
         Saves are written in order. A failure is also raised by the next method call or by `close`.
         Takes the same arguments and raises the same errors as `save`.
         """
-        draft, expected_head = self._draft(key, agent, **options)
-        return self.background.submit(partial(self._write_id, draft, expected_head))
+        draft, position = self._draft(key, agent, **options)
+        return self.background.submit(partial(self._write_id, draft, position))
 
     def asave(
         self, key: str, agent: Any, **options: Unpack[SaveOptions]
@@ -230,8 +251,8 @@ class CheckpointManager:
 
         Takes the same arguments and raises the same errors as `save`.
         """
-        draft, expected_head = self._draft(key, agent, **options)
-        write = partial(self._write_id, draft, expected_head)
+        draft, position = self._draft(key, agent, **options)
+        write = partial(self._write_id, draft, position)
         return await_future(self.background.submit(write, awaited=True))
 
     def load(
@@ -302,7 +323,7 @@ class CheckpointManager:
         targets = parts_of(agent)
         live_objects = LiveObjects(targets.values())
         self.background.flush()
-        saved = self._write(draft, None)
+        saved = self._write(draft, _Position())
         try:
             yield saved.id
         except Suspended:  # the work resumes later from the current state
@@ -326,23 +347,64 @@ class CheckpointManager:
         self.background.flush()
         return self.store.list_keys(prefix)
 
-    def history(self, key: str, n: int | None = None) -> list[HistoryRow]:
+    def history(
+        self,
+        key: str,
+        n: int | None = None,
+        *,
+        before: str | None = None,
+        tag: str | None = None,
+    ) -> list[HistoryRow]:
         """Return the newest `n` checkpoints of a key, or all, newest first.
 
         A checkpoint that cannot be read has `kind` "unreadable" and the reason as `error`.
 
+        Args:
+            key: the key.
+            n: how many to return at most.
+            before: an id or short form; only checkpoints before this one.
+            tag: only checkpoints with this tag.
+
         Raises:
-            NotFoundError: there is no such key.
+            NotFoundError: there is no such key, or no checkpoint `before`.
         """
         if n is not None and (not isinstance(n, int) or not 0 <= n <= sys.maxsize):
             raise InvalidInputError(f"n must be a number of checkpoints, not {short_repr(n)}.")
         self.background.flush()
         key = check_key(key)
-        page = 100 if n is None else max(1, min(n, 100))
-        entries = list(islice(self.store.entries(key, page=page), n))
-        if not entries and (n != 0 or next(self.store.entries(key, page=1), None) is None):
+        page = 100 if n is None or tag is not None else max(1, min(n, 100))
+        end = None if before is None else find_seq(self.store, before, key=key)
+        entries = self.store.entries(key, before=end, page=page)
+        rows = (_row(key, entry.seq, entry.data) for entry in entries)
+        if tag is not None:
+            rows = (row for row in rows if tag in row["tags"])
+        found = History(islice(rows, n))
+        if not found and end is None and next(self.store.entries(key, page=1), None) is None:
             raise key_not_found(key, self.store)
-        return History(_row(key, entry.seq, entry.data) for entry in entries)
+        return found
+
+    def records(self, key: str, name: str) -> RecordLog:
+        """Return a log of small records of a key, beside its checkpoints.
+
+        Deleting the key deletes it; pruning, forks and rollbacks do not affect it.
+
+        Args:
+            key: the key; it need not exist yet.
+            name: the name of the log; a key may have many.
+
+        Raises:
+            InvalidInputError: the key or the name is not a non-empty string of at most 1 KiB.
+        """
+        check_name(key, "The key", self.policy.redactor)
+        return RecordLog(self.store, check_key(key), check_key(name), self.policy)
+
+    def list_records(self, prefix: str = "") -> list[tuple[str, str]]:
+        """Return the record logs of the keys that begin with the prefix: key and name, sorted.
+
+        Raises:
+            StorageError: the medium failed.
+        """
+        return sorted(record_logs(self.store, prefix))
 
     def fork(self, key: str, new_key: str, checkpoint_id: str | None = None) -> str:
         """Start a new key from a checkpoint of another key; return the id of its first checkpoint.
@@ -588,8 +650,9 @@ class CheckpointManager:
 
     def _draft(
         self, key: str, agent: Any, **options: Unpack[SaveOptions]
-    ) -> tuple[Draft, str | None]:
+    ) -> tuple[Draft, _Position]:
         key = check_key(key)  # before the expensive capture
+        position = _Position(options.get("expected_head"), _parent_ids(options.get("parents")))
         draft = make_draft(
             key,
             capture(agent, self.fmt, self.store.writer, self.policy),
@@ -598,17 +661,26 @@ class CheckpointManager:
             metrics=options.get("metrics"),
             policy=self.policy,
         )
-        return draft, options.get("expected_head")
+        return draft, position
 
-    def _write_id(self, draft: Draft, expected_head: str | None) -> str:
-        return self._write(draft, expected_head).id
+    def _write_id(self, draft: Draft, position: _Position) -> str:
+        return self._write(draft, position).id
 
-    def _write(self, draft: Draft, expected_head: str | None) -> Checkpoint:
+    def _write(self, draft: Draft, position: _Position) -> Checkpoint:
+        expected_head, parents = position
         if expected_head is None:
-            return self.store.write(draft)
-        head = expect_head(self.store, draft.key, expected_head)
+            return self.store.write(draft, parents=parents)
+        head_id, after = expected_head, 0
+        if expected_head:
+            known = self.store.written_seq(draft.key, expected_head)
+            if known is None:
+                head = expect_head(self.store, draft.key, expected_head)
+                head_id, known = head.id, head.seq
+            after = known
+        if parents is None:
+            parents = (head_id,) if head_id else ()
         try:
-            return self.store.write(draft, parents=(head.id,), after=head.seq)
+            return self.store.write(draft, parents=parents, after=after)
         except ConflictError as error:
             raise head_conflict(draft.key, expected_head, self.store.head(draft.key)) from error
 
@@ -719,6 +791,18 @@ def with_policy(
     redactor = policy.redactor if redact is None else redactor_of(redact)
     other.policy = save_policy(manager.fmt, pickles or policy.pickles, redactor)
     return other
+
+
+def _parent_ids(parents: Sequence[str] | None) -> tuple[str, ...] | None:
+    if parents is None:
+        return None
+    if not isinstance(parents, (list, tuple)) or not all(
+        isinstance(item, str) and parse_checkpoint_id(item) for item in parents
+    ):
+        raise InvalidInputError(
+            f"parents must be a list of checkpoint ids, not {short_repr(parents)}."
+        )
+    return tuple(parents)
 
 
 def _row(key: str, seq: int, data: bytes) -> HistoryRow:

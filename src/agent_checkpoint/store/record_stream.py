@@ -6,8 +6,9 @@ follows the references in their `parts`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import quote, unquote
 
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import JsonValue, check_stream, short_repr
@@ -20,6 +21,24 @@ from agent_checkpoint.store.sealed_streams import read_entries
 from agent_checkpoint.store.store import Encoded, Store
 
 _PAGE = 1000
+RECORD_LOGS = "meta/records/"
+"""Prefix of the streams of record logs, which belong to a key: `meta/records/<key>/<name>`."""
+
+
+def record_log_stream(key: str, name: str) -> str:
+    """Return the name of the stream of a record log; key and name are percent-encoded."""
+    return f"{RECORD_LOGS}{quote(key, '')}/{quote(name, '')}"
+
+
+def record_logs(store: Store, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Iterate over the record logs of the keys that begin with the prefix: key and name of each.
+
+    Raises:
+        StorageError: the medium failed.
+    """
+    for stream in store.backend.streams(RECORD_LOGS + quote(prefix, "")):
+        key, _, name = stream[len(RECORD_LOGS) :].partition("/")
+        yield unquote(key), unquote(name)
 
 
 class RecordStream:
@@ -80,6 +99,16 @@ class RecordStream:
                 after = entry.seq
             is_last = len(page) < _PAGE
         return records
+
+    def newest(self) -> int:
+        """Return the number of the newest record, 0 if there is none. Raises StorageError."""
+        entries = self.store.backend.read(self.name, limit=1, newest_first=True)
+        return entries[0].seq if entries else 0
+
+    def clear(self) -> None:
+        """Remove all records; their numbers are not used again. Raises StorageError."""
+        entries = self.store.backend.read(self.name)
+        self.store.backend.remove(self.name, [entry.seq for entry in entries])
 
     def check(self, seq: int, record: dict[str, Any]) -> None:
         """Check the members of a record. A valid hash does not authenticate the writer.

@@ -217,6 +217,14 @@ class Store:
         )
         return written
 
+    def written_seq(self, key: str, checkpoint_id: str) -> int | None:
+        """Return the number of a checkpoint if it is the last one that this Store wrote to the key.
+
+        It saves a read where an append checks that the checkpoint is still the head.
+        """
+        known = self._heads.get(key)
+        return known.seq if known is not None and known.id == checkpoint_id else None
+
     def known_parts(self) -> list[Any]:
         """Return the live objects that the write cache has entries for."""
         return list(self._write_cache)

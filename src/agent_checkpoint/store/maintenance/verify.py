@@ -14,10 +14,11 @@ from agent_checkpoint.store.ledger.ledger_state import check_records
 from agent_checkpoint.store.objects.reader import object_names
 from agent_checkpoint.store.objects.trust import report_lost
 from agent_checkpoint.store.reachability import read_or_reason, roots_of
+from agent_checkpoint.store.record_stream import RECORD_LOGS
 from agent_checkpoint.store.sealed_streams import read_entries
 from agent_checkpoint.store.store import Store
 
-RECORD_STREAMS = ("fx/", "meta/external/")
+RECORD_STREAMS = ("fx/", "meta/external/", RECORD_LOGS)
 """Prefixes of the streams, other than `key/`, whose records may refer to objects."""
 
 

@@ -1,0 +1,128 @@
+"""Values of channels as readable trees: LangGraph serializes, this module makes the result JSON.
+
+LangGraph's serializer packs a value as msgpack, with objects as extension types. A tree is the same
+data as dicts and lists, in which an extension is `{"ext:<code>": data}`. So strings can be read,
+redacted and searched, and equal items of a list are stored once. Any other serialization, and data
+that a tree cannot express, is `{"serde": [type, bytes]}`. Only the serializer makes objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ormsgpack
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from agent_checkpoint.core.log import Log
+
+_OPTIONS = ormsgpack.OPT_NON_STR_KEYS
+_EXT = "ext:"
+_SERDE = "serde"
+
+
+class ValueCodec:
+    """Encodes values as trees with a serializer of LangGraph, and decodes them."""
+
+    def __init__(self, serde: SerializerProtocol) -> None:
+        self.serde = serde
+        self._is_msgpack = isinstance(serde, JsonPlusSerializer)
+
+    def encode(self, value: Any) -> Any:
+        """Return the tree of a value. Raises what the serializer raises."""
+        return self.tree(*self.serde.dumps_typed(value))
+
+    def tree(self, kind: str, data: bytes) -> Any:
+        """Return the tree of a serialized value."""
+        if self._is_msgpack and kind == "null":
+            return None
+        if self._is_msgpack and kind == "msgpack":
+            found = _unpacked(data)
+            # A dict of the user may look like an extension, and not everything packs the same way.
+            if not _is_serialized(found) and _packed(found) == data:
+                return found
+        return {_SERDE: [kind, data]}
+
+    def decode(self, tree: Any) -> Any:
+        """Return the value of a tree. Raises what the serializer raises."""
+        if _is_serialized(tree):
+            kind, data = tree[_SERDE]
+            return self.serde.loads_typed((kind, data))
+        return self._revived(tree)
+
+    def _revived(self, tree: Any) -> Any:
+        kind = type(tree)
+        if kind is list:
+            return [self._revived(item) for item in tree]
+        if kind is dict:
+            if _code(tree) is not None:
+                return self.serde.loads_typed(("msgpack", _packed(tree)))
+            return {key: self._revived(item) for key, item in tree.items()}
+        return tree
+
+
+class ListChannel:
+    """The last value of a channel that is a list, as a log: a save writes the new items only.
+
+    Items are compared in serialized form, so that an item that was changed in place is noticed.
+    """
+
+    def __init__(self, codec: ValueCodec) -> None:
+        self._codec = codec
+        self._items: list[tuple[str, bytes]] = []
+        self.log: Log[Any] = Log()
+
+    def update(self, value: Sequence[Any]) -> Log[Any]:
+        """Make the log equal to a list, and return it. Raises what the serializer raises."""
+        dump = self._codec.serde.dumps_typed
+        items = [dump(item) for item in value]
+        same, most = 0, min(len(items), len(self._items))
+        if items[:most] == self._items[:most]:  # compares faster than a loop
+            same = most
+        else:
+            while items[same] == self._items[same]:
+                same += 1
+        self.log.truncate(same)
+        self.log.extend(self._codec.tree(*item) for item in items[same:])
+        self._items = items
+        return self.log
+
+
+def _unpacked(data: bytes) -> Any:
+    def extension(code: int, inner: bytes) -> Any:
+        return {f"{_EXT}{code}": _unpacked(inner)}
+
+    return ormsgpack.unpackb(data, ext_hook=extension, option=_OPTIONS)
+
+
+def _packed(tree: Any) -> bytes:
+    return ormsgpack.packb(_with_extensions(tree), option=_OPTIONS)
+
+
+def _with_extensions(tree: Any) -> Any:
+    kind = type(tree)
+    if kind is list:
+        return [_with_extensions(item) for item in tree]
+    if kind is dict:
+        code = _code(tree)
+        if code is not None:
+            (inner,) = tree.values()
+            return ormsgpack.Ext(code, _packed(inner))
+        return {key: _with_extensions(item) for key, item in tree.items()}
+    return tree
+
+
+def _code(tree: dict[Any, Any]) -> int | None:
+    """Return the code of an extension; None for another dict."""
+    if len(tree) != 1:
+        return None
+    (key,) = tree
+    if not isinstance(key, str) or not key.startswith(_EXT):
+        return None
+    text = key[len(_EXT) :]
+    return int(text) if text.isdecimal() and text.isascii() and len(text) <= 3 else None
+
+
+def _is_serialized(tree: Any) -> bool:
+    return type(tree) is dict and len(tree) == 1 and _SERDE in tree

@@ -1,0 +1,62 @@
+"""RecordLog: small records that belong to a key, beside its checkpoints. For adapters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent_checkpoint.core.codec.redacted_tree import redact_tree
+from agent_checkpoint.core.codec.save_policy import SavePolicy
+from agent_checkpoint.core.path_errors import as_state_error
+from agent_checkpoint.core.state_codec import decode_part, encode_state
+from agent_checkpoint.store.record_stream import RecordStream, record_log_stream
+from agent_checkpoint.store.store import Store
+
+_PART = "record"
+
+
+class RecordLog:
+    """An append-only log of records of a key; see `CheckpointManager.records`.
+
+    Any process may append at any time, also before the key has a checkpoint. Thread-safe.
+    """
+
+    def __init__(self, store: Store, key: str, name: str, policy: SavePolicy) -> None:
+        self._stream = RecordStream(store, record_log_stream(key, name))
+        self._policy = policy
+
+    def append(self, value: Any) -> int:
+        """Append a value durably; return its number, from 1. It is encoded as in a state.
+
+        Raises:
+            StateError: the value cannot be captured.
+            StorageError: the medium failed; the record is not confirmed.
+        """
+        store, policy = self._stream.store, self._policy
+        tree = encode_state({"value": value}, _PART, "json", store.writer, policy)
+        if policy.redactor is not None:
+            with as_state_error(_PART):
+                tree, _ = redact_tree(tree, policy.redactor)
+        return self._stream.append({}, {_PART: tree}, after=None)[0]
+
+    def read(self, after: int = 0) -> list[tuple[int, Any]]:
+        """Return the records with numbers above `after`, in order: number and value of each.
+
+        Raises:
+            StateError: a value cannot be decoded.
+            IntegrityError: a record is damaged.
+            StorageError: the medium failed.
+        """
+        found = []
+        for seq, record in self._stream.read(after):
+            parts = record["parts"]
+            decoded = decode_part(parts[_PART], _PART, reader=self._stream.reader(parts))
+            found.append((seq, decoded.value["value"]))
+        return found
+
+    def newest(self) -> int:
+        """Return the number of the newest record, 0 if there is none. Raises StorageError."""
+        return self._stream.newest()
+
+    def clear(self) -> None:
+        """Remove all records; their numbers are not used again. Raises StorageError."""
+        self._stream.clear()
