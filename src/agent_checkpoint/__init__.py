@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.core.external_snapshot import External as External
     from agent_checkpoint.core.log import Log as Log
     from agent_checkpoint.core.migrations import register_migration as register_migration
+    from agent_checkpoint.core.shared import Shared as Shared
     from agent_checkpoint.core.stateful import LoadResult as LoadResult
     from agent_checkpoint.core.stateful import StateDict as StateDict
     from agent_checkpoint.core.stateful import Stateful as Stateful
@@ -112,6 +113,7 @@ _OWNERS = {
     "core.external_snapshot": ("External",),
     "core.log": ("Log",),
     "core.migrations": ("register_migration",),
+    "core.shared": ("Shared",),
     "core.stateful": ("LoadResult", "StateDict", "Stateful"),
     "errors": (
         "ApprovalDeniedError",

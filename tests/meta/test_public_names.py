@@ -64,6 +64,7 @@ PUBLIC = [
     "RollbackReport",
     "Session",
     "SessionRow",
+    "Shared",
     "StateDict",
     "StateError",
     "StateMismatchError",

@@ -12,6 +12,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -32,7 +33,6 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from agent_checkpoint.adapters.langgraph.values import ListChannel, ValueCodec
-from agent_checkpoint.core.log import Log
 from agent_checkpoint.errors import (
     ConflictError,
     IntegrityError,
@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 _PAGE = 100
 _MOST_LINES = 64
 _TRIES = 1000
+_HEAD = ("checkpoint",)
+_ALL = ("checkpoint", "values")
+"""Parts of a checkpoint."""
 _HISTORY = "/history"
 """Suffix of the record log with the delta history of a checkpoint whose ancestors were pruned."""
 _THREAD = "langgraph"
@@ -86,6 +89,15 @@ class _Head(NamedTuple):
 
     ref: str
     greatest: str
+
+
+class _Stored(NamedTuple):
+    """A checkpoint that was read: LangGraph's id, the id in the store, and parts of it."""
+
+    id: str
+    ref: str
+    head: dict[str, Any]
+    values: dict[str, Any]
 
 
 class _Line:
@@ -186,7 +198,7 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         """
         line = self._line_of(config)
         found = self._load(line, get_checkpoint_id(config))
-        return None if found is None else self._tuple(line, *found)
+        return None if found is None else self._tuple(line, found)
 
     def list(
         self,
@@ -219,14 +231,14 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         for checkpoint_id, line in sorted(found, key=lambda item: item[0], reverse=True):
             if limit is not None and limit <= 0:
                 return
-            head = self._load_part(line, checkpoint_id, "checkpoint")
-            if head is None or not self._matches(head, filter):
-                continue
-            values = self._load_part(line, checkpoint_id, "values")
-            if values is None:  # deleted meanwhile
-                continue
-            limit = None if limit is None else limit - 1
-            yield self._tuple(line, head, values)
+            stored = self._load(line, checkpoint_id, _HEAD if filter else _ALL)
+            if stored is not None and filter:
+                metadata = self._codec.decode(stored.head["metadata"])
+                is_match = all(metadata.get(name) == value for name, value in filter.items())
+                stored = self._load(line, checkpoint_id) if is_match else None
+            if stored is not None:  # else it does not match, or was deleted meanwhile
+                limit = None if limit is None else limit - 1
+                yield self._tuple(line, stored)
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -241,10 +253,10 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
             StorageError: the medium failed.
         """
         line = self._line_of(config)
-        found = self._load(line, get_checkpoint_id(config), ("checkpoint",)) if channels else None
+        found = self._load(line, get_checkpoint_id(config), _HEAD) if channels else None
         walked = {channel: _Walk() for channel in channels}
         if found is not None:
-            self._walk(line, found[0], walked)
+            self._walk(line, found, walked)
         return {channel: walk.history(self._codec) for channel, walk in walked.items()}
 
     # -- writing ---------------------------------------------------------------------------------
@@ -272,7 +284,8 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         if self.workspace is not None:
             self._bind(self.workspace, line.thread_id)
             parts["workspace"] = self.workspace
-        body = {name: item for name, item in checkpoint.items() if name != "channel_values"}
+        apart = ("channel_values", "id")
+        body = {name: item for name, item in checkpoint.items() if name not in apart}
         described = get_checkpoint_metadata(config, metadata)
         state = {
             "checkpoint": self._codec.encode(body),
@@ -286,7 +299,8 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
             values = self._encode_values(line, checkpoint, parent, new_versions)
             parts.update(checkpoint=_Part(state), values=_Part(values))
             parent_ref = self._ref(line, parent) if parent else None
-            state["parent_exists"] = parent_ref is not None
+            if parent and parent_ref is None:
+                state["no_parent"] = True
             options: dict[str, Any] = {
                 "label": f"step {described.get('step')}, {described.get('source', 'stub')}",
                 "tags": [checkpoint["id"]],
@@ -310,12 +324,12 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
             StorageError: the medium failed; the writes are not confirmed.
         """
         line = self._line_of(config)
-        items = [
-            [WRITES_IDX_MAP.get(channel, index), channel, self._codec.encode(value)]
-            for index, (channel, value) in enumerate(writes)
-        ]
-        log = self._log(line, config["configurable"]["checkpoint_id"])
-        log.append([task_id, task_path, items])
+        record: dict[str, Any] = {"task": task_id, "path": task_path, "writes": {}}
+        for index, (channel, value) in enumerate(writes):
+            index = WRITES_IDX_MAP.get(channel, index)
+            write = {"channel": channel, "value": self._codec.encode_write(value)}
+            record["writes"][str(index)] = write
+        self._log(line, config["configurable"]["checkpoint_id"]).append(record)
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete all checkpoints and writes of a thread, and release its workspace.
@@ -341,8 +355,10 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         runs = set(run_ids)
 
         def is_doomed(line: _Line, checkpoint_id: str) -> bool:
-            head = self._load_part(line, checkpoint_id, "checkpoint")
-            return head is not None and self._codec.decode(head["metadata"]).get("run_id") in runs
+            found = self._load(line, checkpoint_id, _HEAD)
+            if found is None:
+                return False
+            return self._codec.decode(found.head["metadata"]).get("run_id") in runs
 
         for line in self._lines_of(None) if runs else ():
             self._drop(line, [item for item in self._refs(line) if is_doomed(line, item)])
@@ -442,12 +458,11 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
             raise InvalidInputError("The saver has no workspace: pass workspace=.")
         line = self._line_of(config)
         self._bind(self.workspace, line.thread_id, dry_run=dry_run)
-        found = self._load(line, get_checkpoint_id(config), ("checkpoint",))
+        found = self._load(line, get_checkpoint_id(config), _HEAD)
         if found is None:
             raise NotFoundError(f"There is no checkpoint {short_repr(config['configurable'])}.")
-        ref = self._ref(line, self._codec.decode(found[0]["checkpoint"])["id"])
         return self.workspace.restore(
-            ref or line.key,
+            found.ref,
             paths=paths,
             exclude=exclude,
             keep_unseen=keep_unseen,
@@ -571,77 +586,69 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
             known = line.refs.get(checkpoint_id)
         return known
 
-    def _load_part(self, line: _Line, checkpoint_id: str, name: str) -> dict[str, Any] | None:
-        found = self._load(line, checkpoint_id, (name,))
-        return None if found is None else found[0]
-
     def _load(
-        self,
-        line: _Line,
-        checkpoint_id: str | None,
-        names: Sequence[str] = ("checkpoint", "values"),
-    ) -> tuple[dict[str, Any], ...] | None:
-        """Return parts of a checkpoint; without an id, of the one with the greatest."""
+        self, line: _Line, checkpoint_id: str | None, names: Sequence[str] = _ALL
+    ) -> _Stored | None:
+        """Return a checkpoint; without an id, the one with the greatest. None if there is none."""
         if checkpoint_id is None:
-            head = self._find_head(line)
-            if head is None:
-                return None
-            line.head, checkpoint_id = head, head.greatest
+            found = self._load_newest(line, names)
+            if found is None or "greatest" not in found.head:
+                return found
+            checkpoint_id = self._greatest(line, found)
         for _ in range(2):
             ref = self._ref(line, checkpoint_id)
             if ref is None:
                 return None
-            targets = {name: _Part() for name in names}
             try:
-                self.manager.load(line.key, targets, ref)
+                return self._read(line, checkpoint_id, ref, names)
             except NotFoundError:  # another process deleted it
                 line.refs.pop(checkpoint_id, None)
-            else:
-                return tuple(part.state for part in targets.values())
         return None
 
-    def _find_head(self, line: _Line) -> _Head | None:
-        """Read the newest checkpoint of a line; None if there is none."""
-        if not self.manager.store.newest(line.key):
-            return None
-        try:
-            (row,) = self.manager.history(line.key, 1)
-            part = _Part()
-            self.manager.load(line.key, {"checkpoint": part}, row["id"])
-        except (NotFoundError, ValueError):
-            return None
-        own = row["tags"][0]
-        line.refs[own] = row["id"]
-        greatest = max(own, part.state.get("greatest") or "")
-        if greatest != own and self._ref(line, greatest) is None:  # it was deleted
-            greatest = max(self._refs(line))
-        return _Head(row["id"], greatest)
+    def _read(self, line: _Line, checkpoint_id: str, ref: str, names: Sequence[str]) -> _Stored:
+        targets = {name: _Part() for name in names}
+        self.manager.load(line.key, targets, ref)
+        values = targets["values"].state if "values" in targets else {}
+        return _Stored(checkpoint_id, ref, targets["checkpoint"].state, values)
 
-    def _matches(self, head: Mapping[str, Any], filter: dict[str, Any] | None) -> bool:
-        metadata = self._codec.decode(head["metadata"]) if filter else {}
-        return all(metadata.get(name) == value for name, value in (filter or {}).items())
+    def _load_newest(self, line: _Line, names: Sequence[str]) -> _Stored | None:
+        """Return the checkpoint that was saved last; None if there is none."""
+        for _ in range(_TRIES):
+            if not self.manager.store.newest(line.key):
+                return None
+            with suppress(NotFoundError):  # deleted meanwhile
+                for row in self.manager.history(line.key, 1):
+                    if not row["tags"]:
+                        self.manager.load(line.key, {"checkpoint": _Part()}, row["id"])
+                        raise IntegrityError(f"{row['id']} is not a checkpoint of LangGraph.")
+                    line.refs[row["tags"][0]] = row["id"]
+                    return self._read(line, row["tags"][0], row["id"], names)
+        return None
 
-    def _tuple(
-        self, line: _Line, head: Mapping[str, Any], values: Mapping[str, Any]
-    ) -> CheckpointTuple:
-        body = self._codec.decode(head["checkpoint"])
-        body["channel_values"] = {name: self._decode_value(value) for name, value in values.items()}
-        codec, parent = self._codec, head["parent"]
+    def _greatest(self, line: _Line, newest: _Stored) -> str:
+        """Return the greatest id of LangGraph in a line, given the checkpoint saved last."""
+        known = newest.head.get("greatest")
+        if known is None:
+            return newest.id
+        return str(known) if self._ref(line, known) else max(self._refs(line))
+
+    def _tuple(self, line: _Line, found: _Stored) -> CheckpointTuple:
+        codec, parent = self._codec, found.head["parent"]
+        body = codec.decode(found.head["checkpoint"])
+        body["id"] = found.id
+        body["channel_values"] = {
+            name: codec.decode_channel(value) for name, value in found.values.items()
+        }
         return CheckpointTuple(
-            config=line.config(body["id"]),
+            config=line.config(found.id),
             checkpoint=body,
-            metadata=codec.decode(head["metadata"]),
+            metadata=codec.decode(found.head["metadata"]),
             parent_config=line.config(parent) if parent else None,
             pending_writes=[
                 (task_id, channel, codec.decode(tree))
-                for task_id, channel, tree in self._writes(line, body["id"])
+                for task_id, channel, tree in self._writes(line, found.id)
             ],
         )
-
-    def _decode_value(self, value: Any) -> Any:
-        if isinstance(value, Log):
-            return [self._codec.decode(item) for item in value.to_list()]
-        return self._codec.decode(value["value"])
 
     def _encode_values(
         self,
@@ -677,7 +684,9 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         for _ in range(_TRIES):
             head = line.head or self._find_head(line)
             greatest = max(checkpoint_id, head.greatest if head else "")
-            parts["checkpoint"].state["greatest"] = greatest
+            parts["checkpoint"].state.pop("greatest", None)
+            if greatest != checkpoint_id:
+                parts["checkpoint"].state["greatest"] = greatest
             expected = head.ref if head else ""
             try:
                 saved = self.manager.save(line.key, parts, expected_head=expected, **options)
@@ -689,6 +698,10 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         raise ConflictError(
             f"The thread {short_repr(line.thread_id)} is written too often by other processes."
         )
+
+    def _find_head(self, line: _Line) -> _Head | None:
+        newest = self._load_newest(line, _HEAD)
+        return None if newest is None else _Head(newest.ref, self._greatest(line, newest))
 
     def _writes(
         self, line: _Line, checkpoint_id: str, until: int | None = None
@@ -704,48 +717,42 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         for seq, record in self._log(line, checkpoint_id).read():
             if record is None or (until is not None and seq > until):
                 continue
-            task_id, path, items = record
-            for index, channel, tree in items:
+            for place, write in record["writes"].items():
                 # A task may be repeated: its first result counts, but the last error or answer.
-                if index < 0 or (task_id, index) not in found:
-                    found[task_id, index] = (path, channel, tree)
+                item = (record["task"], int(place))
+                if item[1] < 0 or item not in found:
+                    found[item] = (record["path"], write["channel"], write["value"])
         ordered = sorted(found, key=lambda item: writes_sort_key(found[item][0], *item))
         return [(item[0], *found[item][1:]) for item in ordered]
 
-    def _walk(self, line: _Line, child: Mapping[str, Any], walked: dict[str, _Walk]) -> None:
+    def _walk(self, line: _Line, child: _Stored, walked: Mapping[str, _Walk]) -> None:
         """Collect the writes and seeds of channels along the ancestors of a checkpoint."""
         remaining = dict(walked)
-        while remaining and child["parent"]:
-            parent = child["parent"]
-            found = self._load_part(line, parent, "checkpoint")
-            if found is None:
+        while remaining and child.head["parent"]:
+            parent = self._load(line, child.head["parent"], _HEAD)
+            if parent is None:
                 self._take_attached(line, child, remaining)
                 return
-            for write in reversed(self._writes(line, parent, child["parent_writes"])):
+            for write in reversed(self._writes(line, parent.id, child.head["parent_writes"])):
                 if write[1] in remaining:
                     remaining[write[1]].writes.append(write)
-            seeded = [name for name in remaining if name in found["channels"]]
+            seeded = [name for name in remaining if name in parent.head["channels"]]
             if seeded:
-                values = self._load_part(line, parent, "values") or {}
+                values = self._read(line, parent.id, parent.ref, _ALL).values
                 for name in seeded:
                     remaining.pop(name).seed = values[name]
-            child = found
+            child = parent
 
-    def _take_attached(
-        self, line: _Line, child: Mapping[str, Any], remaining: Mapping[str, _Walk]
-    ) -> None:
+    def _take_attached(self, line: _Line, child: _Stored, remaining: Mapping[str, _Walk]) -> None:
         """Continue with the history that was attached when the ancestors were deleted."""
-        checkpoint_id = self._codec.decode(child["checkpoint"])["id"]
-        records = self.manager.records(line.key, checkpoint_id + _HISTORY).read()
-        if not records:
-            if child["parent_exists"]:
-                raise IntegrityError(
-                    f"The checkpoint {child['parent']} of the thread {short_repr(line.thread_id)} "
-                    f"was deleted, and {checkpoint_id} needs its writes. Delete checkpoints with "
-                    "retain(), prune() or delete_for_runs() of the saver."
-                )
-            return
-        attached = records[-1][1]
+        records = self._log(line, child.id + _HISTORY).read()
+        if not records and "no_parent" not in child.head:
+            raise IntegrityError(
+                f"The checkpoint {child.head['parent']} of the thread "
+                f"{short_repr(line.thread_id)} was deleted, and {child.id} needs its writes. "
+                "Delete checkpoints with retain(), prune() or delete_for_runs() of the saver."
+            )
+        attached = records[-1][1] if records else {}
         for name, walk in remaining.items():
             writes, *seed = attached.get(name, ([],))
             walk.writes += [tuple(write) for write in reversed(writes)]
@@ -756,19 +763,14 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         """Delete checkpoints; their children that stay keep the delta history that they need."""
         gone = set(doomed)
         refs = self._refs(line)
-        for checkpoint_id in refs if gone else ():
-            if checkpoint_id in gone:
+        for checkpoint_id in refs.keys() - gone if gone else ():
+            found = self._load(line, checkpoint_id, _HEAD)
+            if found is None or found.head["parent"] not in gone:
                 continue
-            head = self._load_part(line, checkpoint_id, "checkpoint")
-            if head is None or head["parent"] not in gone:
-                continue
-            walked = {name: _Walk() for name in self._delta_channels(head)}
-            if not walked:
-                self.manager.records(line.key, checkpoint_id + _HISTORY).append({})
-                continue
-            self._walk(line, head, walked)
+            walked = {name: _Walk() for name in self._delta_channels(found.head)}
+            self._walk(line, found, walked)
             history = {name: walk.record() for name, walk in walked.items()}
-            self.manager.records(line.key, checkpoint_id + _HISTORY).append(history)
+            self._log(line, checkpoint_id + _HISTORY).append(history)
         with line.lock:
             self._delete(line, {item: refs[item] for item in gone if item in refs})
 
@@ -858,10 +860,7 @@ class _Walk:
         ]
         if self.seed is _NO_SEED:
             return {"writes": writes}
-        seed = self.seed
-        if isinstance(seed, Log):
-            return {"writes": writes, "seed": [codec.decode(item) for item in seed.to_list()]}
-        return {"writes": writes, "seed": codec.decode(seed["value"])}
+        return {"writes": writes, "seed": codec.decode_channel(self.seed)}
 
     def record(self) -> list[Any]:
         """Return the history as it is stored: the writes, oldest first, and perhaps the seed."""

@@ -16,10 +16,13 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from agent_checkpoint.core.log import Log
+from agent_checkpoint.core.shared import Shared
 
 _OPTIONS = ormsgpack.OPT_NON_STR_KEYS
 _EXT = "ext:"
 _SERDE = "serde"
+_SHARED = 512
+"""Bytes from which an item is an object of its own, which a write and the channel share."""
 
 
 class ValueCodec:
@@ -44,12 +47,32 @@ class ValueCodec:
                 return found
         return {_SERDE: [kind, data]}
 
+    def encode_write(self, value: Any) -> Any:
+        """Return the tree of a write; its items are shared with the channel that they are added to.
+
+        Raises what the serializer raises.
+        """
+        if type(value) is list:
+            return [self.item(*self.serde.dumps_typed(item)) for item in value]
+        return self.item(*self.serde.dumps_typed(value))
+
+    def item(self, kind: str, data: bytes) -> Any:
+        """Return the tree of a serialized item of a list; an object of its own if it is large."""
+        tree = self.tree(kind, data)
+        return Shared(tree) if len(data) >= _SHARED else tree
+
     def decode(self, tree: Any) -> Any:
         """Return the value of a tree. Raises what the serializer raises."""
         if _is_serialized(tree):
             kind, data = tree[_SERDE]
             return self.serde.loads_typed((kind, data))
         return self._revived(tree)
+
+    def decode_channel(self, value: Any) -> Any:
+        """Return the value of a channel: a log of items, or a tree. See `ListChannel`."""
+        if isinstance(value, Log):
+            return [self.decode(item) for item in value.to_list()]
+        return self.decode(value["value"])
 
     def _revived(self, tree: Any) -> Any:
         kind = type(tree)
@@ -84,7 +107,7 @@ class ListChannel:
             while items[same] == self._items[same]:
                 same += 1
         self.log.truncate(same)
-        self.log.extend(self._codec.tree(*item) for item in items[same:])
+        self.log.extend(self._codec.item(*item) for item in items[same:])
         self._items = items
         return self.log
 

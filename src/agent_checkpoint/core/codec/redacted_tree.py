@@ -22,7 +22,12 @@ from agent_checkpoint.errors import IntegrityError, StateError
 from agent_checkpoint.records import JsonValue
 from agent_checkpoint.redaction import MASK, Redactor
 from agent_checkpoint.store.canonical_json import write_json
-from agent_checkpoint.store.objects.splitting import BlobValue, OutOfLineValue, inline_tree
+from agent_checkpoint.store.objects.splitting import (
+    BlobValue,
+    OutOfLineValue,
+    SharedValue,
+    inline_tree,
+)
 
 _EXACT = frozenset(
     {"$int", "$float", "$datetime", "$time", "$date", "$timedelta", "$timezone", "$zoneinfo"}
@@ -80,6 +85,8 @@ class _Redaction:
             return self._counted(self._redactor.text(tree))
         if type(tree) is list:
             return self._items(tree)
+        if type(tree) is SharedValue:
+            return SharedValue(self.value(tree.tree))
         if type(tree) is not dict:
             return tree  # a number, or stored out of line
         if len(tree) == 1:

@@ -34,6 +34,7 @@ IN_OBJECT = 4096
 """Maximum length of a value as JSON inside an out-of-line list or JSON object."""
 LARGEST_TEXT = 16384
 """Maximum length of a JSON object; a longer one becomes a Merkle list of its members."""
+_LONGEST_TAG = 100
 PIECE = 1 << 20
 """Bytes of `$blob`, or characters of `$text`, per chunk."""
 
@@ -64,6 +65,26 @@ class BlobValue(OutOfLineValue):
     def inline(self, writer: Writer | None = None) -> JsonValue:
         """Return the bytes as base64."""
         return base64.b64encode(self.data).decode()
+
+
+class SharedValue(OutOfLineValue):
+    """A JSON value that is an object of its own, whatever its length: equal values share it."""
+
+    def __init__(self, tree: JsonValue) -> None:
+        self.tree = tree
+
+    def store(self, writer: Writer, refs: list[str]) -> bytes:
+        """Put the value as an object, unless its tag is all that is left of it."""
+        below: list[str] = []
+        text = _text(self.tree, IN_OBJECT, writer, below)
+        if len(text) <= _LONGEST_TAG:
+            refs += below
+            return text
+        return _put_text(text, len(text), writer, below, refs)
+
+    def inline(self, writer: Writer | None = None) -> JsonValue:
+        """Return the value."""
+        return self.tree
 
 
 def split_parts(
@@ -123,13 +144,15 @@ def _text(value: Any, limit: int, writer: Writer, refs: list[str]) -> bytes:
         pieces = [value[at : at + PIECE].encode() for at in range(0, len(value), PIECE)]
         return _put_pieces("$text", pieces, writer, refs)
     if isinstance(value, list):
-        return _list(value, writer, refs)
+        return _list(value, limit, writer, refs)
     if isinstance(value, dict):
         return _dict(value, limit, writer, refs)
     return value.store(writer, refs) if isinstance(value, OutOfLineValue) else write_json(value)
 
 
-def _list(value: list[Any], writer: Writer, refs: list[str]) -> bytes:
+def _list(value: list[Any], limit: int, writer: Writer, refs: list[str]) -> bytes:
+    if len(value) * _LONGEST_TAG <= limit and all(type(item) is SharedValue for item in value):
+        return b"[" + b",".join([item.store(writer, refs) for item in value]) + b"]"
     builder = MerkleListBuilder()
     texts: list[bytes] = []
     with suppress(TypeError):  # it contains an OutOfLineValue
@@ -164,9 +187,14 @@ def _dict(value: dict[str, Any], limit: int, writer: Writer, refs: list[str]) ->
     if size <= limit:
         refs += below
         return whole
+    return _put_text(whole, size, writer, below, refs)
+
+
+def _put_text(text: bytes, size: int, writer: Writer, below: list[str], refs: list[str]) -> bytes:
+    """Put a JSON text as an object that refers to the objects below; return its `$ref` tag."""
     writer.size += size
-    writer.decode_cost += text_cost(whole)
-    name = writer.put(TEXT, whole, list(dict.fromkeys(below)))
+    writer.decode_cost += text_cost(text)
+    name = writer.put(TEXT, text, list(dict.fromkeys(below)))
     refs.append(name if below else TerminalRef(name))
     return write_json({"$ref": name})
 
