@@ -8,7 +8,6 @@ that a tree cannot express, is `{"serde": [type, bytes]}`. Only the serializer m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import ormsgpack
@@ -30,7 +29,8 @@ class ValueCodec:
 
     def __init__(self, serde: SerializerProtocol) -> None:
         self.serde = serde
-        self._is_msgpack = isinstance(serde, JsonPlusSerializer)
+        self.is_msgpack = isinstance(serde, JsonPlusSerializer)
+        """Whether serialized values can be made readable."""
 
     def encode(self, value: Any) -> Any:
         """Return the tree of a value. Raises what the serializer raises."""
@@ -38,9 +38,9 @@ class ValueCodec:
 
     def tree(self, kind: str, data: bytes) -> Any:
         """Return the tree of a serialized value."""
-        if self._is_msgpack and kind == "null":
+        if self.is_msgpack and kind == "null":
             return None
-        if self._is_msgpack and kind == "msgpack":
+        if self.is_msgpack and kind == "msgpack":
             found = _unpacked(data)
             # A dict of the user may look like an extension, and not everything packs the same way.
             if not _is_serialized(found) and _packed(found) == data:
@@ -88,28 +88,42 @@ class ValueCodec:
 class ListChannel:
     """The last value of a channel that is a list, as a log: a save writes the new items only.
 
-    Items are compared in serialized form, so that an item that was changed in place is noticed.
+    Lists are compared in serialized form, so that an item that was changed in place is noticed.
     """
 
     def __init__(self, codec: ValueCodec) -> None:
         self._codec = codec
-        self._items: list[tuple[str, bytes]] = []
+        self._packed = b""
         self.log: Log[Any] = Log()
 
-    def update(self, value: Sequence[Any]) -> Log[Any]:
+    def update(self, value: list[Any]) -> Log[Any]:
         """Make the log equal to a list, and return it. Raises what the serializer raises."""
-        dump = self._codec.serde.dumps_typed
-        items = [dump(item) for item in value]
-        same, most = 0, min(len(items), len(self._items))
-        if items[:most] == self._items[:most]:  # compares faster than a loop
-            same = most
+        codec, count = self._codec, len(self.log)
+        kind, packed = codec.serde.dumps_typed(value)
+        packed = _items_of(packed) if codec.is_msgpack and kind == "msgpack" else b""
+        # Packed items are self-delimiting: an equal beginning is as many equal items.
+        if packed.startswith(self._packed) and (self._packed or not count):
+            same = count
         else:
-            while items[same] == self._items[same]:
-                same += 1
+            same = self._same(value)
         self.log.truncate(same)
-        self.log.extend(self._codec.item(*item) for item in items[same:])
-        self._items = items
+        self.log.extend(codec.item(*codec.serde.dumps_typed(item)) for item in value[same:])
+        self._packed = packed
         return self.log
+
+    def _same(self, value: list[Any]) -> int:
+        """Return how many items at the beginning are those of the log."""
+        codec, same = self._codec, 0
+        for item, known in zip(value, self.log.to_list()):
+            if codec.item(*codec.serde.dumps_typed(item)) != known:
+                break
+            same += 1
+        return same
+
+
+def _items_of(packed: bytes) -> bytes:
+    """Return a packed array without its head, which has the number of items."""
+    return packed[{0xDC: 3, 0xDD: 5}.get(packed[0], 1) :]
 
 
 def _unpacked(data: bytes) -> Any:
