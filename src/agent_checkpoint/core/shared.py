@@ -21,6 +21,9 @@ class Shared:
     def __deepcopy__(self, memo: object) -> Shared:
         return self
 
+    def __reduce__(self) -> tuple[Any, tuple[Any]]:
+        return _unwrapped, (self.value,)  # a pickle contains the value itself
+
     def __eq__(self, other: object) -> bool:
         return self.value == other.value if isinstance(other, Shared) else NotImplemented
 
@@ -28,6 +31,10 @@ class Shared:
 
     def __repr__(self) -> str:
         return f"Shared({self.value!r})"
+
+
+def _unwrapped(value: Any) -> Any:
+    return value
 
 
 def _encode(encoder: Encoder, shared: Any, depth: int) -> Any:
