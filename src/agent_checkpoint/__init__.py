@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.errors import WorkspaceError as WorkspaceError
     from agent_checkpoint.manager.decorator import checkpoint as checkpoint
     from agent_checkpoint.manager.manager import CheckpointManager as CheckpointManager
+    from agent_checkpoint.manager.record_log import RecordLog as RecordLog
     from agent_checkpoint.records import Checkpoint as Checkpoint
     from agent_checkpoint.records import HistoryRow as HistoryRow
     from agent_checkpoint.session.branch.trial import Trial as Trial
@@ -141,6 +142,7 @@ _OWNERS = {
     ),
     "manager.decorator": ("checkpoint",),
     "manager.manager": ("CheckpointManager",),
+    "manager.record_log": ("RecordLog",),
     "records": ("Checkpoint", "HistoryRow"),
     "session.branch.trial": ("Trial",),
     "session.current_session": ("current_workspace",),

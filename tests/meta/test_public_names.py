@@ -58,6 +58,7 @@ PUBLIC = [
     "Policy",
     "PurgeReport",
     "ReadOnlyBackend",
+    "RecordLog",
     "RestoreIncompleteError",
     "RetryBackend",
     "RollbackRefusedError",

@@ -14,6 +14,7 @@ from agent_checkpoint import (
     NotFoundError,
     Shared,
     StateError,
+    copy,
 )
 
 
@@ -113,6 +114,29 @@ def test_records_obey_the_policy_of_the_manager(tmp_path: Path) -> None:
         assert "hunter2" not in str(log.read())
         assert manager.purge("password is").checkpoints == []
         assert [seq for seq, _ in log.read()] == [2]
+
+
+def test_a_copy_has_the_records_with_their_numbers(tmp_path: Path) -> None:
+    text = "long " * 500
+    with CheckpointManager(tmp_path / "a") as source, CheckpointManager(tmp_path / "b") as target:
+        source.save("k", {"x": Shared(text)})
+        log = source.records("k", "n")
+        for number in range(4):
+            log.append({"n": number, "text": Shared(text)})
+        source.store.backend.remove("meta/records/k/n", [1, 3])
+        assert copy(source, target, dry_run=True).records == 2
+        assert target.list_records() == []
+        assert copy(source, target).records == 2
+        assert target.records("k", "n").read() == log.read()
+        assert [seq for seq, _ in log.read()] == [2, 4]
+        log.append("new")
+        assert copy(source, target).records == 1
+        assert target.records("k", "n").read() == log.read()
+        assert copy(source, target).records == 0
+        assert target.verify().ok
+        target.save("k", {"x": 2})  # the key is no copy any more
+        log.append("newer")
+        assert copy(source, target).records == 0
 
 
 def objects(manager: CheckpointManager) -> int:

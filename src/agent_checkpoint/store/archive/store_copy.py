@@ -1,4 +1,4 @@
-"""Copies keys from store to store: checkpoints, ledgers, forks and objects. Owns `copy`.
+"""Copies keys from store to store: checkpoints, ledgers, records, forks, objects. Owns `copy`.
 
 Checkpoints are appended one by one, oldest first, after the ledger that they rely on. So the target
 always has a prefix of the source, and an interrupted copy continues after its newest checkpoint.
@@ -34,6 +34,7 @@ from agent_checkpoint.records import (
 )
 from agent_checkpoint.store.archive.importer import hidden_entries, parts_inline
 from agent_checkpoint.store.archive.object_sender import ObjectSender
+from agent_checkpoint.store.archive.record_copy import copy_records
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.ledger.ledger_copy import copy_ledger, has_own_records
 from agent_checkpoint.store.ledger.lineage import fork_point_of, lineage_of
@@ -65,7 +66,7 @@ class CopyReport:
     """The keys with new checkpoints."""
     checkpoints: int
     records: int
-    """Records of ledgers."""
+    """Records of ledgers and record logs."""
     objects: int
     bytes: int
     """The size of checkpoints, records and objects, as stored in the source."""
@@ -80,7 +81,7 @@ def copy(
     *,
     dry_run: bool = False,
 ) -> CopyReport:
-    """Copy keys to another store, with their forks, ledgers and objects.
+    """Copy keys to another store, with their forks, ledgers, record logs and objects.
 
     A second copy adds what is new. Checkpoints keep their ids. Every entry and object is verified.
     Like an import, a copy is not bound to a directory, a session or an agent of yours.
@@ -170,6 +171,11 @@ class _Copy:
             self.target.format.check(writing=True)
         for lineage, is_needed in lineages.items():
             self._ledger(lineage, is_needed)
+        for key in [*(line.key for line in lines), *skipped]:
+            if not self._is_live(key):
+                count, size = copy_records(self.source, self.target, key, dry_run=self.dry_run)
+                self.records += count
+                self.bytes += size
         for line in sorted(lines, key=self._begin):  # a fork after the key that it was forked from
             self._line(line)
         return CopyReport(
