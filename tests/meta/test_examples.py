@@ -23,9 +23,21 @@ SHOWS = {
         "redone: {'passed': 5, 'failed': 0} ['tried: sort, touch, longer']",
     ],
     "anthropic_loop.py": [LAST],
+    "langgraph_thread.py": [
+        "asked: Publish 3 lines?",
+        "files now: ['A title', 'A body', 'An end', '']",
+        "files of the checkpoint: ['A title', 'A body', '']",
+        "asked: Publish 2 lines?",
+        "published: yes",
+        "the first way: ['A title', 'A body', 'An end', '']",
+    ],
     "openai_loop.py": [LAST],
 }
-NEEDS = {"anthropic_loop.py": "anthropic", "openai_loop.py": "openai"}
+NEEDS = {
+    "anthropic_loop.py": "anthropic",
+    "langgraph_thread.py": "langgraph",
+    "openai_loop.py": "openai",
+}
 
 
 def test_every_example_is_tested() -> None:
