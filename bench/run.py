@@ -3,7 +3,7 @@
     make bench                 about a quarter of an hour: six minutes for P1 to P5, and most of
                                the rest to fill a store with a million checkpoints
     make bench QUICK=1         a hundred thousand checkpoints, and no directory of as many files
-    make bench ONLY=P7,P8      some of: P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 P11 P13 help session
+    make bench ONLY=P7,P8      some of: P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 P11 P13 P18 help session
                                calls forks changes
     make bench KEEP=1          also replaces bench/results.json and docs/images/bench.svg
 
@@ -72,6 +72,7 @@ SUBJECTS = (
     "calls",
     "forks",
     "changes",
+    "P18",
 )
 
 
@@ -171,6 +172,15 @@ def measure(only: set[str], checkpoints: int, directory: Path, quick: bool) -> d
         place.mkdir()
         results["forks"] = explore.measure(place, quick=quick)
         rows += explore.rows(results["forks"])
+    if "P18" in only:
+        say("a LangGraph graph …")
+        from bench import langgraph  # only here: it needs LangGraph itself
+
+        place = directory / "langgraph"
+        place.mkdir()
+        results["langgraph"] = langgraph.measure(place, quick=quick)
+        shutil.rmtree(place)
+        rows += langgraph.rows(results["langgraph"])
     if "changes" in only:
         rows += changes.change_rows(results["conversations"][0])
     results["changed_meanwhile"] = installed() != results["machine"]["versions"]

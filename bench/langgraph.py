@@ -1,0 +1,124 @@
+"""A LangGraph graph of a thousand steps, through our saver and LangGraph's own (target P18).
+
+Each step adds a message to a list. LangGraph's `SqliteSaver` runs the same graph as ours, and once
+more a graph whose list is a `DeltaChannel`, which only stores what was added. Every side runs the
+whole graph, with `put_writes`, in the durability mode `sync`; they take turns, and the best of the
+runs counts. The items are plain dicts: message objects cost each side the same, and more.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.graph import END, START, StateGraph
+
+from agent_checkpoint.adapters.langgraph import CheckpointSaver
+from bench.rows import Row
+from bench.texts import conversation, raw_bytes
+
+STEPS = 1_000
+QUICK_STEPS = 200
+RUNS = 3
+SIDES = ("ours", "sqlite", "delta")
+RESERVE = ".reserve"
+
+
+def _added(state: list[Any], writes: list[list[Any]]) -> list[Any]:
+    return [*state, *(item for write in writes for item in write)]
+
+
+class Plain(TypedDict):
+    """The state, stored whole."""
+
+    messages: Annotated[list[Any], lambda a, b: a + b]
+    step: int
+
+
+class Delta(TypedDict):
+    """The state, with a channel that stores what was added."""
+
+    messages: Annotated[list[Any], DeltaChannel(_added)]
+    step: int
+
+
+def measure(directory: Path, *, quick: bool) -> dict[str, Any]:
+    """Run the graph on each side; the best time, and the bytes."""
+    steps = QUICK_STEPS if quick else STEPS
+    # Without `role`: LangGraph takes a dict with one for a message, and gives it an id.
+    messages = [
+        {"sender": message["role"], "content": message["content"]}
+        for message in conversation("varied", steps)
+    ]
+    found: dict[str, Any] = {"steps": steps, "raw_bytes": raw_bytes(messages)}
+    for run in range(RUNS):
+        for side in SIDES:
+            place = directory / f"{side}-{run}"
+            place.mkdir()
+            seconds, size = _run(side, place, messages)
+            best = found.get(side, {"seconds": seconds})["seconds"]
+            found[side] = {"seconds": min(seconds, best), "bytes": size}
+    return found
+
+
+def rows(figures: dict[str, Any]) -> list[Row]:
+    """Bytes against the messages, time against each of the two."""
+    what = f"LangGraph graph, {figures['steps']:,} steps"
+    faster = min(("sqlite", "delta"), key=lambda side: figures[side]["seconds"])
+    names = {"sqlite": "SqliteSaver", "delta": "SqliteSaver, DeltaChannel"}
+    size = Row(
+        id="P18",
+        what=f"{what}, stored bytes without the reserve",
+        ours=figures["ours"]["bytes"],
+        peer=figures["raw_bytes"],
+        unit="B",
+        peer_name="raw messages",
+        target=3.0,
+    )
+    times = [
+        Row(
+            id="P18",
+            what=f"{what}, a step",
+            ours=figures["ours"]["seconds"] / figures["steps"] * 1e3,
+            peer=figures[side]["seconds"] / figures["steps"] * 1e3,
+            unit="ms",
+            peer_name=names[side],
+            target=1.0 if side == faster else None,
+            durability="FULL / FULL",
+        )
+        for side in names
+    ]
+    return [size, *times]
+
+
+def _run(side: str, place: Path, messages: list[Any]) -> tuple[float, int]:
+    if side == "ours":
+        saver: Any = CheckpointSaver(place / "store")
+        close = saver.close
+    else:
+        connection = sqlite3.connect(str(place / "db"), check_same_thread=False)
+        saver, close = SqliteSaver(connection), connection.close
+    state: Any = Delta if side == "delta" else Plain
+    builder = StateGraph(state)
+    builder.add_node(
+        "step",
+        lambda state: {"messages": [messages[state["step"]]], "step": state["step"] + 1},
+    )
+    builder.add_edge(START, "step")
+    builder.add_conditional_edges(
+        "step", lambda state: END if state["step"] == len(messages) else "step"
+    )
+    graph = builder.compile(checkpointer=saver)
+    config: Any = {"configurable": {"thread_id": "bench"}, "recursion_limit": len(messages) + 10}
+    given: Any = {"messages": [], "step": 0}
+    began = time.perf_counter()
+    done = graph.invoke(given, config, durability="sync")
+    seconds = time.perf_counter() - began
+    assert done["messages"] == messages
+    close()
+    files = [file for file in place.rglob("*") if file.is_file() and file.name != RESERVE]
+    return seconds, sum(file.stat().st_size for file in files)
