@@ -74,6 +74,7 @@ COMMANDS = (
     CommandRow("rotate-key", "change the encryption key of a store", STORE),
     CommandRow("export", "write a key and its checkpoints to an archive", STORE),
     CommandRow("import", "import a key from an archive", STORE, makes_store=True),
+    CommandRow("import-langgraph", "import threads of LangGraph", STORE, makes_store=True),
     CommandRow("copy", "copy keys from store to store", STORE, takes_store=False),
     CommandRow("ui", "show the timeline in a browser", MORE),
     CommandRow("demo", "run a demo with a scripted coding agent", MORE, takes_store=False),

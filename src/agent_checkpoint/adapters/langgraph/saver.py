@@ -8,6 +8,7 @@ manager only.
 from __future__ import annotations
 
 import builtins
+import copy
 import os
 import threading
 from collections import OrderedDict
@@ -192,6 +193,13 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         self._bound: set[str] = set()
         is_local = self.manager.store.backend.properties.is_local
         self._turn: AbstractContextManager[None] = _Turns() if is_local else nullcontext()
+
+    def with_serde(self, serde: SerializerProtocol) -> CheckpointSaver:
+        """Return a saver of the same store with another serializer. Close only one of them."""
+        other = copy.copy(self)
+        other.serde = serde
+        other._lines = OrderedDict()  # serialized values of another serializer are not comparable
+        return other
 
     def close(self) -> None:
         """Close the store, unless it is that of a manager, and the workspace."""
@@ -499,6 +507,15 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         """
         self.restore_files(config)
         return config
+
+    def get_next_version(self, current: Any, channel: None) -> Any:
+        """Return the version after another: a number, or a text as the official savers have it.
+
+        Versions need not be unique over branches: values are shared by their content.
+        """
+        if isinstance(current, str):  # of a thread that was imported
+            return f"{int(current.partition('.')[0]) + 1:032}.{0:016}"
+        return super().get_next_version(current, channel)
 
     # -- asyncio ---------------------------------------------------------------------------------
 

@@ -61,6 +61,15 @@ class ValueCodec:
         tree = self.tree(kind, data)
         return Shared(tree) if len(data) >= _SHARED else tree
 
+    def serialized(self, tree: Any) -> tuple[str, bytes]:
+        """Return the serialized value that a tree was made of."""
+        if tree is None:
+            return "null", b""
+        if _is_serialized(tree):
+            kind, data = tree[_SERDE]
+            return kind, data
+        return "msgpack", _packed(tree)
+
     def decode(self, tree: Any) -> Any:
         """Return the value of a tree. Raises what the serializer raises."""
         if _is_serialized(tree):
