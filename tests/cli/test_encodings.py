@@ -41,6 +41,7 @@ ARGUMENTS: dict[str, list[list[str]]] = {
     "copy": [["quelle-größe", "memory://"], [".", "ziel-größe", KEY, "--json"]],
     "export": [[KEY, "archiv-größe"]],
     "import": [["archiv-fehlt-größe"]],
+    "import-langgraph": [["fehlt-größe"]],
     "ui": [["--port", "größe"]],
     "demo": [["--größe"]],
     "doctor": [[], ["--json"]],

@@ -82,9 +82,10 @@ def test_an_unchanged_channel_is_taken_from_the_parent_only(saver):
         return saver.put(parent, made, {}, new)
 
     first = step(config(), "one", {"n": 1, "m": 1}, {"n": 1, "m": 1})
-    step(first, "two", {"n": 2, "m": 2}, {"n": 2, "m": 2})
-    third = step(first, "one", {"n": 1, "m": 2}, {"m": 2})  # `n` as in the first, not the second
-    assert values_of(saver, third) == {"n": "one", "m": "one"}
+    right = step(first, "right", {"n": 2, "m": 2}, {"n": 2, "m": 2})
+    step(first, "left", {"n": 2, "m": 2}, {"n": 2, "m": 2})
+    after = step(right, "right", {"n": 2, "m": 3}, {"m": 3})  # `n` is that of the right
+    assert values_of(saver, after) == {"n": "right", "m": "right"}
 
 
 def test_an_item_that_was_changed_in_place_is_noticed(saver):
@@ -181,6 +182,16 @@ def test_another_saver_sees_what_this_one_does(tmp_path):
         assert other.get_tuple(third) is None
         put(other, config(), {"n": 4})
         assert values_of(one, config()) == {"n": 4}
+
+
+def test_the_latest_is_the_greatest_id_of_all_processes(tmp_path):
+    with CheckpointSaver(tmp_path / "s") as one, CheckpointSaver(tmp_path / "s") as other:
+        put(other, config(), {"n": "first"})
+        older, newer = checkpoint({"n": "older"}), checkpoint({"n": "newer"})
+        one.put(config(), newer, {}, {"n": 1})
+        other.put(config(), older, {}, {"n": 1})  # it knows the head before
+        for saver in (one, other):
+            assert values_of(saver, config()) == {"n": "newer"}
 
 
 def test_concurrent_writers_of_one_thread_lose_nothing(tmp_path):
@@ -327,3 +338,27 @@ def test_a_line_that_others_wrote_to_is_an_error(saver):
     saver.manager.save("langgraph/t", {"x": 1})
     with pytest.raises(StateMismatchError, match="has no part 'checkpoint'"):
         saver.get_tuple(config())
+
+
+def test_a_message_and_the_write_that_it_came_from_are_stored_once(tmp_path):
+    message = AIMessage("".join(f"{number} " for number in range(400)), id="1")
+    with CheckpointSaver(tmp_path / "s") as saver:
+        where = put(saver, config(), {"log": ["x" * 600]})
+        saver.put_writes(where, [("log", [message])], "task")
+        before = {info.id for info in saver.manager.store.backend.list_objects()}
+        put(saver, where, {"log": ["x" * 600, message]}, 2)
+        added = [i for i in saver.manager.store.backend.list_objects() if i.id not in before]
+        assert sum(info.size for info in added) < 200
+        assert saver.get_tuple(where).pending_writes == [("task", "log", [message])]
+        assert values_of(saver, config()) == {"log": ["x" * 600, message]}
+
+
+def test_a_long_list_costs_what_was_added(tmp_path):
+    items = [{"n": number, "text": str(number) * 200} for number in range(200)]
+    with CheckpointSaver(tmp_path / "s") as saver:
+        where, sizes = config(), []
+        for count in range(1, 201):
+            where = put(saver, where, {"log": items[:count]}, count)
+            sizes.append(sum(i.size for i in saver.manager.store.backend.list_objects()))
+        assert sizes[-1] - sizes[-11] < 10 * 2 * 700
+        assert values_of(saver, config()) == {"log": items}
