@@ -1,5 +1,6 @@
-"""LangGraph: checkpoints of graphs in a store of this library. Needs the extra `langgraph`."""
+"""LangGraph: checkpoints and memory of graphs in a store. Needs the extra `langgraph`."""
 
+from agent_checkpoint.adapters.langgraph.memory_store import Store
 from agent_checkpoint.adapters.langgraph.saver import CheckpointSaver
 
-__all__ = ["CheckpointSaver"]
+__all__ = ["CheckpointSaver", "Store"]
