@@ -422,3 +422,114 @@ def test_undo_takes_files_and_conversation_back(work: Scene) -> None:
     told = work.command("undo", "--yes")
     assert told.startswith(f"Last operation: rollback of {CLAUDE} to @1, ")
     assert now(work) == AT_4
+
+
+# -- the conversation of a moment ------------------------------------------------------------------
+
+
+def call_line(number: int) -> str:
+    use = {"type": "tool_use", "id": f"toolu_{number}", "name": "Bash", "input": {}}
+    message = {"id": f"msg_{number}", "role": "assistant", "content": [use]}
+    return json.dumps({"type": "assistant", "message": message, "n": number}) + "\n"
+
+
+def result_line(number: int) -> str:
+    block = {"type": "tool_result", "tool_use_id": f"toolu_{number}"}
+    message = {"role": "user", "content": [block]}
+    return json.dumps({"type": "user", "message": message, "n": -number}) + "\n"
+
+
+@pytest.fixture
+def late(tmp_path: Path) -> Iterator[Scene]:
+    """A session whose agent creates the transcript and writes each result after its hook."""
+    with scene(tmp_path, "direct") as found:
+        found.transcript.unlink()
+        found.hook("claude-code", found.event("claude-code.user-prompt-submit"))
+        found.transcript.write_text('{"type": "user", "message": {"content": "do it"}, "n": 1}\n')
+        for number in (2, 3):
+            (found.workspace / f"made-{number}").write_text("x")
+            write(found, call_line(number))
+            event = found.event("claude-code.post-tool-use", tool_use_id=f"toolu_{number}")
+            found.hook("claude-code", event)
+            write(found, result_line(number))
+        yield found
+
+
+def write(work: Scene, line: str) -> None:
+    with work.transcript.open("a") as file:
+        file.write(line)
+
+
+@pytest.mark.parametrize("number", [2, 3])  # from the next checkpoint, from the transcript itself
+def test_the_result_of_a_call_is_in_its_conversation(number: int, late: Scene) -> None:
+    late.command("rewind", f"toolu_{number}", "--yes")
+    assert now(late)[0] == [1, 2, -2, 3, -3][: 2 * number - 1]
+    with late.manager() as manager:  # the head is what is there
+        assert "".join(f"{line}\n" for line in manager.state_dict(CLAUDE)["transcript"]) == (
+            late.transcript.read_text()
+        )
+
+
+def test_a_result_that_nothing_holds_is_told(late: Scene) -> None:
+    late.transcript.unlink()
+    told = late.command("rewind", "toolu_3", "--dry-run")
+    assert "the resumed model hears that the call was interrupted" in told
+    assert "interrupted" not in late.command("rewind", "toolu_2", "--dry-run")
+
+
+def test_results_of_an_abandoned_line_are_not_taken(late: Scene) -> None:
+    """After a rewind the transcript is of another line of work."""
+    late.command("rewind", "@1", "--yes", "--only", "conversation")
+    assert not late.transcript.exists()
+    told = json.loads(late.command("rewind", "toolu_3", "--yes", "--json"))
+    assert told["warning"] is None  # the safety checkpoint has it
+    assert now(late)[0] == [1, 2, -2, 3, -3]
+
+
+def test_before_the_first_prompt_nothing_was_said(late: Scene) -> None:
+    before = late.transcript.read_bytes()
+    told = late.command("rewind", "@1", "--yes")
+    assert "nothing was said yet" in told
+    assert "claude --session-id 5b0fd7d1" in told
+    assert not late.transcript.exists()
+    assert Path(f"{late.transcript}.before-rewind").read_bytes() == before
+    assert sorted(path.name for path in late.workspace.glob("made-*")) == []
+    with late.manager() as manager:
+        assert "transcript" not in manager.state_dict(CLAUDE)
+    undo = next(row["id"] for row in late.history(CLAUDE) if row["kind"] == "safety")
+    late.command("rewind", undo, "--yes")
+    assert late.transcript.read_bytes() == before
+
+
+def test_a_session_that_goes_on_in_another_file(late: Scene) -> None:
+    """The conversation that was there is saved and moved away: an agent may resume either."""
+    first = late.transcript
+    late.command("rewind", "@1", "--yes")
+    late.transcript = first.with_name("other.jsonl")
+    write(late, call_line(5))
+    late.hook("claude-code", late.event("claude-code.post-tool-use", tool_use_id="toolu_5"))
+    write(late, result_line(5))
+    told = json.loads(late.command("rewind", "toolu_2", "--yes", "--json"))
+    assert [json.loads(line)["n"] for line in first.read_text().splitlines()] == [1, 2, -2]
+    assert not late.transcript.exists()
+    late.command("rewind", told["safety_id"], "--yes")
+    assert not first.exists()
+    assert now(late)[0] == [5, -5]
+
+
+def test_between_parallel_calls_no_conversation_can_continue(late: Scene) -> None:
+    both = json.loads(call_line(6))
+    both["message"]["content"] += json.loads(call_line(7))["message"]["content"]
+    write(late, json.dumps(both) + "\n")
+    for number in (6, 7):
+        (late.workspace / f"made-{number}").write_text("x")
+        event = late.event("claude-code.post-tool-use", tool_use_id=f"toolu_{number}")
+        late.hook("claude-code", event)
+    write(late, result_line(6) + result_line(7))
+    told = late.command("rewind", "toolu_6", "--yes", status=2)
+    assert "is between the parallel calls of one reply" in told
+    assert "@4 (before) or @5 (after), or `--only files`" in told
+    late.command("rewind", "toolu_7", "--yes")
+    assert now(late)[0] == [1, 2, -2, 3, -3, 6, -6, -7]
+    late.command("rewind", "toolu_6", "--yes", "--only", "files")
+    assert not (late.workspace / "made-7").exists()

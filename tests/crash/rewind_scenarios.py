@@ -32,9 +32,23 @@ def make(place):
     for number in range(THEN, NOW + 1):
         (place / "project" / "src" / "app.py").write_text(f"print({number})\n")
         (place / "project" / f"made-{number}").write_text("x")
-        with (place / "talk" / "t.jsonl").open("a") as file:
-            file.write(json.dumps({"n": number}) + "\n")
-        event(place, number)
+        use = f"toolu_{number}"
+        call = {"id": f"msg_{number}", "content": [{"type": "tool_use", "id": use, "name": "Bash"}]}
+        call["content"][0]["input"] = {}
+        _write(place, {"n": number, "type": "assistant", "message": call})
+        result = {"content": [{"type": "tool_result", "tool_use_id": use}]}
+        line = {"n": -number, "type": "user", "message": result}
+        if number < NOW:  # late, as the agent does
+            event(place, number)
+            _write(place, line)
+        else:
+            _write(place, line)
+            event(place, number)
+
+
+def _write(place, line):
+    with (place / "talk" / "t.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def event(place, number="5"):

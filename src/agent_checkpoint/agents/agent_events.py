@@ -20,6 +20,9 @@ AGENTS = (CLAUDE, CODEX, GEMINI)
 BEFORE, AFTER, BATCH, TURN = "before", "after", "batch", "turn"
 """Phases: before a tool call, after a tool call, after a batch of calls, or between turns."""
 
+NEEDS_MESSAGES = (CLAUDE, GEMINI)
+"""Agents that do not resume a session in which nothing was said."""
+
 _MOMENTS = {
     "PreToolUse": BEFORE,
     "BeforeTool": BEFORE,
@@ -40,7 +43,7 @@ _WORDS = {
     "SessionStart": "session begins",
     "SessionEnd": "session ends",
     "PreCompact": "before the conversation is compacted",
-    "PreCompress": "before the conversation is compacted",
+    "PreCompress": "before a request",  # Gemini CLI sends it before each, compacted or not
 }
 _TELLING = (
     "command",
@@ -80,7 +83,7 @@ class Event(NamedTuple):
     @property
     def moment(self) -> str:
         """The phase of the event: before or after a tool call, after a batch, or a turn."""
-        return _MOMENTS.get(self.name, TURN)
+        return moment_of(self.name)
 
     @property
     def key(self) -> str:
@@ -108,6 +111,16 @@ class Event(NamedTuple):
         for call in self.calls:
             found += [f"tool:{call.tool}", *([call.id] if call.id else [])]
         return tuple(dict.fromkeys(found))
+
+
+def moment_of(name: str) -> str:
+    """Return the phase of an event, by its name."""
+    return _MOMENTS.get(name, TURN)
+
+
+def is_prompt(name: str) -> bool:
+    """Return whether an event is a prompt of the user."""
+    return name in ("UserPromptSubmit", "BeforeAgent")
 
 
 def read_event(agent: str, text: bytes) -> Event:
@@ -157,7 +170,7 @@ def _calls(data: dict[str, Any]) -> list[Call]:
     return [
         Call(
             _clean(row["tool_name"])[:_LONGEST],
-            _words(_clean(row["tool_name"]), row.get("tool_input"), str(data["cwd"])),
+            call_words(_clean(row["tool_name"]), row.get("tool_input"), str(data["cwd"])),
             _clean(row["tool_use_id"])[:200] if isinstance(row.get("tool_use_id"), str) else None,
         )
         for row in rows[:_MOST_CALLS]
@@ -165,7 +178,7 @@ def _calls(data: dict[str, Any]) -> list[Call]:
     ]
 
 
-def _words(tool: str, given: Any, cwd: str) -> str:
+def call_words(tool: str, given: Any, cwd: str) -> str:
     """Return a tool call as one line: the tool and its most informative argument."""
     found: Any = given
     if isinstance(given, dict):

@@ -37,6 +37,13 @@ class Transcript:
         self._whole = 0
         self._mark = b""
 
+    @classmethod
+    def from_text(cls, path: str, text: bytes) -> Transcript:
+        """Return the transcript that a file with these contents is."""
+        found = cls(path)
+        found._take(text)
+        return found
+
     def read(self, *, full: bool = False) -> bool:
         """Read appended lines; return whether the file exists.
 
@@ -208,6 +215,22 @@ class Replacement:
         """Remove the temporary file, if it was not used. Idempotent."""
         with suppress(OSError):
             os.unlink(self._fresh)
+
+
+def retire(path: str) -> str | None:
+    """Rename a transcript, so that its agent finds none; return the new path.
+
+    Raises:
+        StorageError: the file cannot be renamed.
+    """
+    try:
+        path = replaceable_path(path)
+        kept = _keep_previous(path)
+        with suppress(FileNotFoundError):  # renamed: a file system without hard links
+            os.unlink(path)
+        return kept
+    except OSError as error:
+        raise StorageError(f"Cannot rename {short_repr(path, 200)} ({error}).") from error
 
 
 def _temporary_path(path: str) -> str:

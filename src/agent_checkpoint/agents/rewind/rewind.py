@@ -17,28 +17,23 @@ import os
 from contextlib import suppress
 from typing import Any
 
-from agent_checkpoint.agents.agent_events import Event
+from agent_checkpoint.agents.agent_events import NEEDS_MESSAGES, Event, is_prompt
 from agent_checkpoint.agents.rewind import rewind_journal
+from agent_checkpoint.agents.rewind.line_of_work import LineOfWork, lines_in
+from agent_checkpoint.agents.rewind.transcript_change import TranscriptChange
+from agent_checkpoint.agents.rewind.transcript_cut import cut_at
 from agent_checkpoint.agents.session_lock import hold_session_lock
 from agent_checkpoint.agents.session_note import PART, TRANSCRIPT, SessionNote, read_note
-from agent_checkpoint.agents.transcript_file import (
-    Replacement,
-    Transcript,
-    join_lines,
-    remove_stale_replacement,
-    replaceable_path,
-)
+from agent_checkpoint.agents.transcript_file import Transcript, remove_stale_replacement
+from agent_checkpoint.agents.transcript_lines import read_conversation
 from agent_checkpoint.core.codec.encode import encode
 from agent_checkpoint.core.log import Log
-from agent_checkpoint.core.state_codec import decode_part
 from agent_checkpoint.errors import (
     UNUSABLE,
     CheckpointError,
-    IntegrityError,
     StorageError,
     WorkspaceError,
 )
-from agent_checkpoint.formatting import format_count
 from agent_checkpoint.records import Checkpoint, CheckpointKind, Draft, Kind, short_repr
 from agent_checkpoint.store.lookup import find
 from agent_checkpoint.store.maintenance.safety_checkpoints import prune_safety_checkpoints
@@ -51,6 +46,9 @@ from agent_checkpoint.workspace.restore.plan import Plan
 from agent_checkpoint.workspace.restore.transition import SafetySnapshot
 from agent_checkpoint.workspace.tree.tree_edit import EditedTree
 from agent_checkpoint.workspace.workspace import Workspace, WorkspaceFiles
+
+REWIND = "rewind"
+"""The event in notes of checkpoints that a rewind writes."""
 
 
 class Rewind:
@@ -92,10 +90,13 @@ class Rewind:
         """The directory of the session."""
         self._workspace = Workspace(note.root, store, watch=False, **rules)
         self._workspace.saved_in = (target.key,)
-        self._lines = self._lines_in(target) if conversation else None
         self.transcript_missing = note.trouble if conversation else None
         """The reason why the target has no conversation; None if it has one."""
-        self._present = Transcript(note.transcript["path"]) if note.transcript else None
+        self.warning: str | None = None
+        """What the conversation will lack, and what the resumed model hears."""
+        self._line = LineOfWork(store, target)
+        self._live = self._line.transcript_path() or _path_in(note)
+        self._change = self._transcript_change() if conversation else None
         self.plan: Plan | None = None
         """The changes of the files."""
         self.transcript_change: str | None = None
@@ -114,7 +115,7 @@ class Rewind:
         """Compute the restore plan without changing anything. Raises the same errors as `run`."""
         if self._tree is not None:
             self.plan = self._workspace.restore(self._tree, exclude=self._exclude, dry_run=True)
-        self.transcript_change = self._describe_transcript_change()
+        self.transcript_change = None if self._change is None else self._change.describe()
 
     def run(self, only_if: Plan | None = None) -> None:
         """Rewind the session.
@@ -130,20 +131,19 @@ class Rewind:
         """
         with hold_session_lock(self._target.key):
             # First, so that files are not rewound without the conversation.
-            text = self._replacement()
+            if self._change is not None:
+                self._change.stage()
             try:
                 safety = self._save_checkpoint(Kind.SAFETY, "before the rewind to")
                 self.safety_id = safety.id
-                self.apply(safety, text, only_if)
+                self.apply(safety, only_if)
             finally:
-                if text is not None:
-                    text.discard()
+                if self._change is not None:
+                    self._change.discard()
             # Last: the target may be among them.
             prune_safety_checkpoints(self._store, self._target.key)
 
-    def apply(
-        self, safety: Checkpoint, text: Replacement | None = None, only_if: Plan | None = None
-    ) -> None:
+    def apply(self, safety: Checkpoint, only_if: Plan | None = None) -> None:
         """Apply the rewind, given its safety checkpoint. Raises the same errors as `run`."""
         parents = (self._target.id,) if self._is_whole else (safety.id,)
         decided: list[Checkpoint] = []
@@ -165,7 +165,7 @@ class Rewind:
                     only_if=only_if,
                     decision=decision,
                 )
-            self.put_transcript(safety, text)
+            self._put_transcript(safety)
         except Exception:
             if decided:  # the error is reported now, and not retried later
                 with suppress(CheckpointError):
@@ -173,19 +173,22 @@ class Rewind:
             rewind_journal.remove_entry(self._target.key)
             raise
 
-    def put_transcript(self, safety: Checkpoint, text: Replacement | None = None) -> None:
-        """Replace the transcript, unless it was replaced before; the rewind is then complete."""
-        if not self._has_old_transcript(safety):
-            text = text or self._replacement()
-            self.previous_transcript = None if text is None else text.put()
+    @property
+    def starts_anew(self) -> bool:
+        """Whether the session has no conversation at the target."""
+        return self._change is not None and not self._change.lines
+
+    def _put_transcript(self, safety: Checkpoint) -> None:
+        if self._change is not None and not self._change.is_done(self._line.lines_in(safety) or []):
+            self.previous_transcript = self._change.put()
         rewind_journal.remove_entry(self._target.key)
 
     def _write_journal(self, safety: Checkpoint, parents: tuple[str, ...]) -> None:
-        if self._lines is None or self._present is None:
+        if self._change is None:
             return
         where = rewind_journal.store_name(self._store)
         journal = Journal(
-            self._present.path, self._target.id, "", None, (), where, safety.id, decision=parents
+            self._change.path, self._target.id, "", None, (), where, safety.id, decision=parents
         )
         try:
             rewind_journal.write_entry(self._target.key, journal)
@@ -196,11 +199,13 @@ class Rewind:
 
     def _head_draft(self, safety: Checkpoint, plan: Plan | None) -> Draft:
         """Return the checkpoint that the rewind leads to."""
-        target = self._target
+        target, change = self._target, self._change
         parts: dict[str, Any]
         if self._is_whole:
             parts = {name: ReusedPart(tree) for name, tree in target.parts.items()}
-            if self._note.rewind is not None:  # of version 0.1: the target is a safety checkpoint
+            if change is not None and change.lines != self._line.lines_in(target):
+                self._change_conversation(parts, self._note._replace(event=REWIND))
+            elif self._note.rewind is not None:  # of version 0.1: the target is a safety checkpoint
                 parts[PART] = self._note._replace(rewind=None).sealed().dump()
             return Draft(target.key, parts, kind=Kind.ROLLBACK, label=target.label)
         parts = {name: ReusedPart(tree) for name, tree in safety.parts.items()}
@@ -209,30 +214,37 @@ class Rewind:
             files = EditedTree(current, plan.steps, plan.tree)
             parts[FILES] = CapturedState(files, self._store.writer)
         note = read_note(self._store, safety)
-        if self._lines is not None and note is not None:
-            parts[TRANSCRIPT] = ReusedPart(target.parts[TRANSCRIPT])
-            note = note._replace(transcript=self._note.transcript, trouble=None).sealed()
-            parts[PART] = note.dump()
+        if change is not None and note is not None:
+            self._change_conversation(parts, note)
         label = f"after a part of the rewind to @{target.seq}"
         return Draft(target.key, parts, kind=Kind.RESTORE, label=label)
 
-    def _replacement(self) -> Replacement | None:
-        if self._lines is None or self._present is None:
-            return None
-        ended = bool(self._note.transcript and self._note.transcript["ended"])
-        return Replacement(self._present.path, join_lines(self._lines, is_ended=ended))
+    def _change_conversation(self, parts: dict[str, Any], note: SessionNote) -> None:
+        """Put the new conversation into the parts of a checkpoint, and its record into the note."""
+        if self._change is None:
+            return
+        parts.pop(TRANSCRIPT, None)
+        if self._change.lines:
+            parts[TRANSCRIPT] = encode(Log(self._change.lines), TRANSCRIPT)
+        note = note._replace(transcript=self._change.note(), trouble=None, rewind=None)
+        parts[PART] = note.sealed().dump()
 
-    def _has_old_transcript(self, safety: Checkpoint) -> bool:
-        """Return whether the transcript already has the contents of the target."""
-        then = self._lines
-        if then is None or self._present is None:
-            return True
-        if not self._present.read(full=True):
-            return False
-        now, held = list(self._present.lines), self._lines_in(safety) or []
-        if len(held) > len(then) and now[: len(held)] == held:
-            return False
-        return now[: len(then)] == then  # the agent may have appended lines
+    def _transcript_change(self) -> TranscriptChange | None:
+        """Return the change of the transcript; None if the target says nothing of it."""
+        target, note = self._target, self._note
+        lines, path = self._line.lines_in(target), _path_in(note)
+        if lines is None or path is None:
+            # The first prompt comes before the agent creates the transcript.
+            if note.trouble is None and is_prompt(note.event) and self._live is not None:
+                return TranscriptChange(self._live, [], live=self._live)
+            return None
+        cut = cut_at(target.seq, note, lines, self._line.later, self._line.earlier)
+        self.warning = cut.warning
+        said = read_conversation(note.agent, cut.lines, note.cwd)
+        if said.is_empty and is_prompt(note.event) and note.agent in NEEDS_MESSAGES:
+            return TranscriptChange(path, [], live=self._live or path)
+        is_ended = cut.lines != lines or bool(note.transcript and note.transcript["ended"])
+        return TranscriptChange(path, cut.lines, is_ended=is_ended, live=self._live or path)
 
     def _save_checkpoint(self, kind: CheckpointKind, words: str) -> Checkpoint:
         captured: Any = CapturedState(
@@ -241,45 +253,19 @@ class Rewind:
         parts: dict[str, Any] = {FILES: captured}
         noted, trouble = None, None
         try:
-            if self._present is not None and self._present.read(full=True):
-                parts[TRANSCRIPT] = encode(self._present.lines, TRANSCRIPT)
-                noted = self._present.note()
+            present = None if self._live is None else Transcript(self._live)
+            if present is not None and present.read(full=True):
+                parts[TRANSCRIPT] = encode(present.lines, TRANSCRIPT)
+                noted = present.note()
         except StorageError as error:
-            if kind == Kind.SAFETY and self._lines is not None:
+            if kind == Kind.SAFETY and self._change is not None:
                 raise  # a transcript that is not saved must not be replaced
             trouble = str(error)
-        event = Event(self._note.agent, "rewind", self._note.session, self._note.cwd, None)
+        event = Event(self._note.agent, REWIND, self._note.session, self._note.cwd, None)
         note = SessionNote.from_event(self._store, event, self._note.root, noted, trouble=trouble)
         parts[PART] = note.dump()
         label = f"{words} @{self._target.seq}"
         return self._store.write(Draft(self._target.key, parts, kind=kind, label=label))
-
-    def _describe_transcript_change(self) -> str | None:
-        if self._lines is None or self._present is None:
-            return None
-        path, then = replaceable_path(self._present.path), len(self._lines)
-        if not self._present.read(full=True):
-            return f"create {path}, which is missing: {format_count(then, 'line')}"
-        now = list(self._present.lines)
-        if now == self._lines:
-            return None
-        if now[:then] == self._lines:
-            return f"truncate {path} from {format_count(len(now), 'line')} to {then:,}"
-        if self._lines[: len(now)] == now:
-            return f"append {format_count(then - len(now), 'line')} to {path}"
-        was = format_count(then, "line")
-        return f"replace {path}, which was rewritten since, with the saved version: {was}"
-
-    def _lines_in(self, checkpoint: Checkpoint) -> list[str] | None:
-        tree = checkpoint.parts.get(TRANSCRIPT)
-        if tree is None:
-            return None
-        reader = self._store.reader(checkpoint)
-        reader.fetch([tree])
-        found = decode_part(tree, TRANSCRIPT, reader=reader).value
-        if not isinstance(found, Log) or not all(isinstance(line, str) for line in found):
-            raise IntegrityError(f"{short_repr(checkpoint.id, 120)} has a damaged transcript.")
-        return list(found)
 
 
 def recover_rewind(store: Store, key: str) -> str | None:
@@ -320,7 +306,7 @@ def finish_rewind(store: Store, key: str) -> str | None:
         if head is None:
             target = None
         elif journal.is_decided_by(head):
-            target = _finish_transcript(store, find(store, journal.safety_id), journal.tree)
+            target = _finish_transcript(store, head, find(store, journal.safety_id), journal)
         else:
             target = _finish_legacy(store, head, journal.safety_id)
     except CheckpointError as error:
@@ -333,14 +319,23 @@ def finish_rewind(store: Store, key: str) -> str | None:
     )
 
 
-def _finish_transcript(store: Store, safety: Checkpoint, target_id: str) -> Checkpoint | None:
+def _finish_transcript(
+    store: Store, head: Checkpoint, safety: Checkpoint, journal: Journal
+) -> Checkpoint | None:
     """Complete a rewind whose checkpoint exists; opening the directory completes the files."""
-    target = find(store, target_id)
-    note = read_note(store, target)
-    if note is None or not note.is_ours or target.key != safety.key:
+    target = find(store, journal.tree)
+    now, before = read_note(store, head), read_note(store, safety)
+    if now is None or before is None or not (now.is_ours and before.is_ours):
         return None
-    with Rewind(store, target, note, files=False) as rewind:
-        rewind.put_transcript(safety)
+    if target.key != safety.key:
+        return None
+    lines = lines_in(store, head) or []
+    is_ended = bool(now.transcript and now.transcript["ended"])
+    path = _path_in(now) or journal.root
+    change = TranscriptChange(path, lines, is_ended=is_ended, live=_path_in(before) or path)
+    if not change.is_done(lines_in(store, safety) or []):
+        change.put()
+    rewind_journal.remove_entry(target.key)
     return target
 
 
@@ -358,6 +353,10 @@ def _finish_legacy(store: Store, head: Checkpoint, safety_id: str) -> Checkpoint
     with Rewind(store, target, note, **chosen, exclude=tuple(intent["exclude"])) as rewind:
         rewind.apply(head)
     return target
+
+
+def _path_in(note: SessionNote) -> str | None:
+    return None if note.transcript is None else note.transcript["path"]
 
 
 def _check_not_moved(root: str) -> str:

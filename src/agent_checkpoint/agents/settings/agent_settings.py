@@ -69,7 +69,7 @@ FORMATS = {
     GEMINI: SettingsFormat(
         ".gemini/settings.json",
         ".gemini/settings.json",
-        ("BeforeAgent", "BeforeTool", "AfterTool", "PreCompress", "AfterAgent", "SessionEnd"),
+        ("BeforeAgent", "BeforeTool", "AfterTool", "AfterAgent", "SessionEnd"),
         (),
         1000,
         True,

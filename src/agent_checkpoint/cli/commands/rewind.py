@@ -36,6 +36,8 @@ _RESUME = {
     "codex": "codex resume {}",
     "gemini": "gemini --resume {}",
 }
+_START = {"claude-code": "claude --session-id {}", "gemini": "gemini"}
+"""The commands that start a session without a conversation."""
 
 
 def arguments(parser: Parser) -> None:
@@ -113,7 +115,7 @@ def run(args: Args, location: StoreLocation, about: str = "") -> CommandResult:
                 "agent that is still running keeps writing to it."
             )
         out.hint("To undo", f"rewind {shell_quote(str(rewind.safety_id))}", style="")
-        _show_limits(out, note)
+        _show_limits(out, note, starts_anew=rewind.starts_anew)
 
     return CommandResult(_data(rewind, target, finished, done=True), tell)
 
@@ -208,6 +210,8 @@ def _preview(out: Output, rewind: Rewind, paths: RelativePaths, notices: list[st
         out.line("Nothing to do: files and conversation match the checkpoint.")
     if rewind.transcript_change is not None:
         out.line(f"  {one_line(rewind.transcript_change)}", style="yellow")
+    if rewind.warning is not None:
+        out.line(rewind.warning, style="yellow")
     if rewind.transcript_missing is not None:
         why = one_line(rewind.transcript_missing)
         out.line(f"The checkpoint has no conversation, so it is not rewound: {why}", style="yellow")
@@ -218,14 +222,15 @@ def _show_notices(out: Output, notices: list[str]) -> None:
         out.line(one_line(notice), style="yellow")
 
 
-def _show_limits(out: Output, note: SessionNote) -> None:
+def _show_limits(out: Output, note: SessionNote, *, starts_anew: bool) -> None:
     out.line(
         "Effects outside of the directory are not undone. A running agent keeps its conversation "
         "in memory: exit it, then resume the session.",
         style="dim",
     )
-    if note.agent in _RESUME:
-        out.line(f"  {_RESUME[note.agent].format(shell_quote(note.session))}", style="dim")
+    commands = _START if starts_anew else _RESUME
+    if note.agent in commands:
+        out.line(f"  {commands[note.agent].format(shell_quote(note.session))}", style="dim")
 
 
 def _data(
@@ -241,6 +246,8 @@ def _data(
         "transcript": rewind.transcript_change,
         "transcript_missing": rewind.transcript_missing,
         "transcript_before": rewind.previous_transcript,
+        "warning": rewind.warning,
+        "starts_anew": rewind.starts_anew,
         "safety_id": rewind.safety_id,
         "finished": finished,
     }

@@ -1,0 +1,185 @@
+"""Transcripts as coding agents write them: their lines, and the checkpoints that the hook saves.
+
+A session is a list of turns, a turn a list of steps, a step the numbers of its tool calls. Results
+are written late, after the hook of their call has run, as the real agents do.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Optional
+
+from agent_checkpoint.agents.agent_events import Call
+from agent_checkpoint.agents.rewind.transcript_cut import Row
+from agent_checkpoint.agents.session_note import SessionNote
+
+Turns = list[list[list[int]]]
+CWD = "/project"
+
+
+class Moment(NamedTuple):
+    """A checkpoint, and the number of lines of the conversation at its moment."""
+
+    note: SessionNote
+    seen: int
+    """The lines in its transcript."""
+    expected: Optional[int]
+    """The lines that are true at its moment; None if no conversation can continue there."""
+
+
+class Session:
+    """One session: all lines that its agent wrote, and the checkpoints of the hook."""
+
+    def __init__(self, agent: str, turns: Turns, late: "Iterator[int]") -> None:
+        self.agent = agent
+        self.lines: list[str] = []
+        self.moments: list[Moment] = []
+        self._late = late
+        self._numbers = iter(range(10_000))
+        self._write(*_HEADS[agent])
+        for number, turn in enumerate(turns):
+            self._turn(number, turn)
+
+    def row(self, index: int) -> Row:
+        moment = self.moments[index]
+        return Row(index, moment.note, lambda: self.lines[: moment.seen])
+
+    def _turn(self, number: int, turn: "list[list[int]]") -> None:
+        self._save("UserPromptSubmit", (), len(self.lines))
+        self._write({"prompt": f"prompt {number}"})
+        for calls in turn:
+            self._step(calls)
+        start = len(self.lines)
+        self._write(*_reply(self.agent, next(self._numbers), "the end", ()))
+        # The line of the last reply is written before or after the hook.
+        self._save("Stop", (), len(self.lines), start + self._delay(len(self.lines) - start))
+        self._write(*_NOISE[self.agent])
+
+    def _step(self, calls: "list[int]") -> None:
+        start = len(self.lines)
+        self._write(*_reply(self.agent, next(self._numbers), "I call.", calls))
+        visible = len(self.lines)
+        if self.agent == "gemini":  # the calls are written with their results
+            visible = start + 1
+        for place, call in enumerate(calls):
+            expected = start if place == 0 else None
+            self._save("PreToolUse", (call,), expected, start + self._delay(visible - start))
+        written = visible
+        if self.agent != "gemini":
+            for call in calls:
+                self._write({"result": call})
+        end = len(self.lines) - (self.agent == "gemini")  # without the line that repeats them
+        for place, call in enumerate(calls):
+            is_last = place == len(calls) - 1
+            self._save("PostToolUse", (call,), end if is_last else None, written)
+            if self.agent != "gemini" and not is_last:  # at most the results so far
+                written += self._delay(visible + place + 1 - written)
+        self._write(*_NOISE[self.agent])
+
+    def _delay(self, most: int) -> int:
+        return min(next(self._late), most)
+
+    def _write(self, *records: "dict[str, Any]") -> None:
+        self.lines += [_line(self.agent, record) for record in records]
+
+    def _save(
+        self,
+        event: str,
+        calls: "tuple[int, ...]",
+        expected: Optional[int],
+        seen: Optional[int] = None,
+    ) -> None:
+        seen = len(self.lines) if seen is None else seen
+        seen = max([seen, *(moment.seen for moment in self.moments[-1:])])
+        made = tuple(
+            Call(
+                "Bash",
+                f"Bash make {call}",
+                _id(self.agent, call),
+            )
+            for call in calls
+        )
+        transcript = {"path": "/t", "lines": seen, "bytes": 0, "ended": True, "digest": ""}
+        note = SessionNote(self.agent, "s", CWD, CWD, event, made, transcript)
+        self.moments.append(Moment(note, seen, expected))
+
+
+def _id(agent: str, call: int) -> Optional[str]:
+    return None if agent == "gemini" else f"call_{call}"
+
+
+_NOISE: "dict[str, list[dict[str, Any]]]" = {
+    "claude-code": [{"raw": {"type": "attachment", "attachment": {"type": "date"}}}],
+    "codex": [{"raw": {"type": "event_msg", "payload": {"type": "token_count"}}}],
+    "gemini": [{"raw": {"$set": {"lastUpdated": "now"}}}],
+}
+_HEADS: "dict[str, list[dict[str, Any]]]" = {
+    "claude-code": [{"raw": {"type": "queue-operation", "operation": "enqueue"}}],
+    "codex": [{"raw": {"type": "session_meta", "payload": {"id": "s"}}}],
+    "gemini": [{"raw": {"sessionId": "s", "projectHash": "h", "kind": "main"}}],
+}
+
+
+def _reply(agent: str, number: int, text: str, calls: Any) -> "list[dict[str, Any]]":
+    if agent != "gemini":
+        parts: list[dict[str, Any]] = [{"text": text}, *({"call": call} for call in calls)]
+        return [{"message": f"m{number}", **part} for part in parts]
+    first = {"message": f"m{number}", "text": text}
+    if not calls:
+        return [first]
+    answers = {"answers": list(calls)}
+    return [first, {**first, "calls": list(calls)}, answers]
+
+
+def _line(agent: str, record: "dict[str, Any]") -> str:
+    return json.dumps(record["raw"] if "raw" in record else _RECORDS[agent](record))
+
+
+def _claude(record: "dict[str, Any]") -> "dict[str, Any]":
+    if "prompt" in record:
+        return {"type": "user", "message": {"role": "user", "content": record["prompt"]}}
+    if "result" in record:
+        block = {"type": "tool_result", "tool_use_id": f"call_{record['result']}"}
+        return {"type": "user", "message": {"role": "user", "content": [block]}}
+    block = {"type": "text", "text": record.get("text", "")}
+    if "call" in record:
+        name = f"make {record['call']}"
+        block = {"type": "tool_use", "id": f"call_{record['call']}", "name": "Bash"}
+        block["input"] = {"command": name}  # type: ignore[assignment]
+    message = {"id": record["message"], "role": "assistant", "content": [block]}
+    return {"type": "assistant", "message": message}
+
+
+def _codex(record: "dict[str, Any]") -> "dict[str, Any]":
+    if "result" in record:
+        payload: dict[str, Any] = {"type": "function_call_output"}
+        payload.update(call_id=f"call_{record['result']}", output="made")
+    elif "call" in record:
+        payload = {"type": "function_call", "call_id": f"call_{record['call']}", "name": "Bash"}
+    else:
+        role = "user" if "prompt" in record else "assistant"
+        text = record.get("prompt") or record["text"]
+        payload = {"type": "message", "role": role, "content": [{"text": text}]}
+    return {"type": "response_item", "payload": payload}
+
+
+def _gemini(record: "dict[str, Any]") -> "dict[str, Any]":
+    if "prompt" in record:
+        return {"id": "p", "type": "user", "content": [{"text": record["prompt"]}]}
+    if "answers" in record:
+        parts = [{"functionResponse": {"id": f"call_{call}"}} for call in record["answers"]]
+        return {"id": "a", "type": "user", "content": parts}
+    found = {"id": record["message"], "type": "gemini", "content": record["text"]}
+    if "calls" in record:
+        found["toolCalls"] = [
+            {
+                "id": f"call_{call}",
+                "name": "Bash",
+                "args": {"command": f"make {call}"},
+                "result": [1],
+            }
+            for call in record["calls"]
+        ]
+    return found
+
+
+_RECORDS = {"claude-code": _claude, "codex": _codex, "gemini": _gemini}
