@@ -13,7 +13,7 @@ QUICK_TESTS := tests/meta/test_layout.py tests/meta/test_import.py tests/meta/te
   tests/unit/workspace/ignore tests/unit/session/tools
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test faults check cov bench build matrix clean
+.PHONY: help demo quick test faults agents check cov bench build matrix clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +30,9 @@ test: $(VENV)/.test  ## Run all tests but the slow ones: less than five minutes 
 faults: $(VENV)/.test  ## Run the slow tests, and break the stores at every point: kills, bad disks, lost power
 	$(BIN)/python -m pytest $(WORKERS) -m slow --ignore=tests/crash
 	$(BIN)/python -m pytest $(WORKERS) tests/crash tests/web/test_fuzzed_forms.py --full-faults
+
+agents: $(VENV)/.test  ## Run published coding agents with our hook, against a scripted model (ONLY=claude-code,codex)
+	$(BIN)/python -m pytest -n 2 -o faulthandler_timeout=600 tests/coding_agents --coding-agents $(or $(ONLY),all)
 
 check: $(VENV)/.check  ## Lint, format check, types, layers
 	$(BIN)/ruff check

@@ -8,6 +8,14 @@ from tempfile import TemporaryDirectory
 import pytest
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--coding-agents",
+        default="",
+        help="run tests with these published coding agents: names separated by commas, or all",
+    )
+
+
 def pytest_configure() -> None:
     # Shells ignore it for what runs in the background, and tests interrupt themselves.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

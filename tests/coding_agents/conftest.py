@@ -1,0 +1,35 @@
+"""Tests with published coding agents run only if asked: `--coding-agents all`, or some names."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.coding_agents.model_server import model_server
+from tests.coding_agents.programs import PROGRAMS, Program
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: "list[pytest.Item]") -> None:
+    wanted = config.getoption("--coding-agents").split(",")
+    here = Path(__file__).parent
+    names = [name for name in PROGRAMS if name in wanted or wanted == ["all"]]
+    items[:] = [
+        item
+        for item in items
+        if here not in item.path.parents or any(f"[{name}" in item.name for name in names)
+    ]
+
+
+@pytest.fixture(params=sorted(PROGRAMS))
+def program(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> "Iterator[Program]":
+    """One agent with our hook installed, in an empty project."""
+    place = tmp_path_factory.mktemp(request.param)
+    with model_server() as model:
+        found = PROGRAMS[request.param](place, model)
+        found.command("hook", "install", found.agent)
+        try:
+            yield found
+        finally:
+            found.close()

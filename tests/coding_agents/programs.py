@@ -1,0 +1,265 @@
+"""The published coding agents: installing them with npm, and running them headless.
+
+Each runs in a home of its own, against the scripted model. They are installed once into a cache
+directory: $AGENT_CHECKPOINT_TEST_PROGRAMS, or ~/.cache/agent-checkpoint-tests.
+"""
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+
+from tests.coding_agents.model_server import Ask, ModelServer, Said
+
+CACHE = Path(
+    os.environ.get("AGENT_CHECKPOINT_TEST_PROGRAMS")
+    or Path.home() / ".cache" / "agent-checkpoint-tests"
+)
+_ARCH = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+NODE = f"node-{sys.platform}-{_ARCH}@22.23.3"
+_SECONDS = 180
+
+
+def install(package: str) -> Path:
+    """Install a package with npm, unless it is there; return its modules."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("needs npm, to install published coding agents")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    place = CACHE / package.replace("/", "+")
+    with (CACHE / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # workers of one test run, and other test runs
+        if not place.exists():
+            fresh = tempfile.mkdtemp(dir=CACHE)
+            (Path(fresh) / "package.json").write_text("{}")
+            # The install scripts only move programs that are there without them.
+            command = [npm, "install", "--prefix", fresh, "--no-audit", "--no-fund"]
+            command += ["--ignore-scripts", package]
+            done = subprocess.run(command, cwd=fresh, capture_output=True, text=True)
+            if done.returncode:
+                shutil.rmtree(fresh)
+                pytest.skip(f"npm cannot install {package}: {done.stderr[-300:]}")
+            os.rename(fresh, place)
+    return place / "node_modules"
+
+
+def node() -> str:
+    return str(install(NODE) / NODE.partition("@")[0] / "bin" / "node")
+
+
+class Program:
+    """One agent in a home of its own, with our hook, in one project."""
+
+    agent = ""
+    package = ""
+    dialect = ""
+    shell = ""
+    """The name of its tool for shell commands."""
+
+    filler: "Optional[Said]" = None
+    """What the agent adds by itself to a conversation that ends with a message of the user."""
+
+    doubles_results = False
+    """Whether the agent itself tells the model each result twice after any resume."""
+
+    def __init__(self, place: Path, model: ModelServer) -> None:
+        self.model = model
+        self.home = place / "home"
+        self.project = place / "project"
+        for path in (self.home, self.project):
+            path.mkdir(parents=True)
+        self.session = str(uuid.uuid4())
+        self.environment = {
+            "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
+            "HOME": str(self.home),
+            "AGENT_CHECKPOINT_HOME": str(place / "checkpoints"),
+            "AGENT_CHECKPOINT_HOOK_SECONDS": "60",
+            "LANG": "C.UTF-8",
+        }
+        self.set_up()
+
+    def set_up(self) -> None:
+        """Install the agent, and write its settings."""
+        raise NotImplementedError
+
+    def start(self, prompt: str) -> "list[str]":
+        """Return the command that starts a session."""
+        raise NotImplementedError
+
+    def resume(self, prompt: str) -> "list[str]":
+        """Return the command that resumes the session."""
+        raise NotImplementedError
+
+    def begin_anew(self, prompt: str) -> "list[str]":
+        """Return the command that starts a session after a rewind to the first prompt."""
+        return self.start(prompt)
+
+    def said(self, heard: "list[Said]") -> "list[Said]":
+        """Return a conversation without what the agent adds by itself."""
+        found: list[Said] = []
+        for item in heard:
+            is_again = self.doubles_results and item[0] == "result" and item in found
+            if item != self.filler and not is_again:
+                found.append(item)
+        return found
+
+    def ask(self, command: str) -> Ask:
+        """Return the tool call of the model that runs a shell command."""
+        return Ask(self.shell, {"command": command, "description": "a test"})
+
+    def run(self, command: "list[str]", cwd: Optional[Path] = None) -> str:
+        done = subprocess.run(
+            command,
+            cwd=cwd or self.project,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+        )
+        assert done.returncode == 0, (command, done.returncode, done.stdout, done.stderr)
+        return done.stdout
+
+    def command(self, *words: str, cwd: Optional[Path] = None) -> Any:
+        """Run our command; return its JSON."""
+        ours = [sys.executable, "-m", "agent_checkpoint", *words, "--json"]
+        return json.loads(self.run(ours, cwd))
+
+    def files(self) -> "list[str]":
+        return sorted(path.name for path in self.project.iterdir())
+
+    def close(self) -> None:
+        self.run([sys.executable, "-m", "agent_checkpoint", "hook", "stop"])
+
+
+class ClaudeCode(Program):
+    agent = "claude-code"
+    package = "@anthropic-ai/claude-code@2.1.325"
+    dialect = "anthropic"
+    shell = "Bash"
+    filler = ("model", "No response requested.")
+
+    def set_up(self) -> None:
+        modules = install(self.package) / "@anthropic-ai"
+        (found,) = modules.glob("claude-code-*/claude")
+        programs = self.home / "programs"
+        programs.mkdir()
+        (programs / "claude").symlink_to(found)
+        self.environment.update(
+            PATH=f"{programs}:{self.environment['PATH']}",
+            ANTHROPIC_BASE_URL=self.model.url,
+            ANTHROPIC_API_KEY="x",
+            IS_SANDBOX="1",  # for root
+            CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+            DISABLE_AUTOUPDATER="1",
+        )
+
+    def _command(self, *words: str) -> "list[str]":
+        options = ["--dangerously-skip-permissions", "--model", "claude-sonnet-4-5"]
+        return ["claude", "-p", *options, *words]
+
+    def start(self, prompt: str) -> "list[str]":
+        return self._command("--session-id", self.session, prompt)
+
+    def resume(self, prompt: str) -> "list[str]":
+        return self._command("--resume", self.session, prompt)
+
+
+class Codex(Program):
+    agent = "codex"
+    package = "@openai/codex@0.166.0"
+    dialect = "openai"
+    shell = "exec_command"
+    trust = ("--dangerously-bypass-hook-trust",)
+
+    def set_up(self) -> None:
+        (self.program,) = install(self.package).glob("@openai/codex-*/vendor/*/bin/codex")
+        self.environment["SCRIPTED_KEY"] = "x"
+        self.settings = self.home / ".codex" / "config.toml"
+        self.settings.parent.mkdir()
+        self.settings.write_text(
+            f"""\
+model = "gpt-5.1"
+model_provider = "scripted"
+
+[model_providers.scripted]
+name = "scripted"
+base_url = "{self.model.url}/v1"
+wire_api = "responses"
+env_key = "SCRIPTED_KEY"
+request_max_retries = 0
+stream_max_retries = 0
+
+[analytics]
+enabled = false
+"""
+        )
+
+    def _command(self, *words: str) -> "list[str]":
+        options = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+        return [str(self.program), "exec", *words, *options, *self.trust, "--json"]
+
+    def start(self, prompt: str) -> "list[str]":
+        return [*self._command(), prompt]
+
+    def resume(self, prompt: str) -> "list[str]":
+        return [*self._command("resume"), self.session, prompt]
+
+    def run(self, command: "list[str]", cwd: Optional[Path] = None) -> str:
+        printed = super().run(command, cwd)
+        if command[1:2] == ["exec"] and "resume" not in command:
+            started = (json.loads(line) for line in printed.splitlines() if "thread_id" in line)
+            self.session = next(started)["thread_id"]
+        return printed
+
+    def ask(self, command: str) -> Ask:
+        return Ask(self.shell, {"cmd": command})
+
+
+class GeminiCli(Program):
+    agent = "gemini"
+    package = "@google/gemini-cli@0.61.0"
+    dialect = "google"
+    shell = "run_shell_command"
+    filler = ("model", "[The previous response was interrupted before it completed.]")
+    doubles_results = True
+
+    def set_up(self) -> None:
+        script = install(self.package) / "@google" / "gemini-cli" / "bundle" / "gemini.js"
+        self.program = [node(), str(script)]
+        self.environment.update(GEMINI_API_KEY="x", GOOGLE_GEMINI_BASE_URL=self.model.url)
+        settings = self.home / ".gemini" / "settings.json"
+        settings.parent.mkdir()
+        chosen = {
+            "security": {"auth": {"selectedType": "gemini-api-key"}},
+            "general": {"enableAutoUpdate": False},
+            "privacy": {"usageStatisticsEnabled": False},
+        }
+        settings.write_text(json.dumps(chosen, indent=2))
+
+    def _command(self, prompt: str, *words: str) -> "list[str]":
+        options = ["-y", "--skip-trust", "-m", "gemini-2.5-flash"]
+        return [*self.program, *options, *words, "-p", prompt]
+
+    def start(self, prompt: str) -> "list[str]":
+        return self._command(prompt, "--session-id", self.session)
+
+    def resume(self, prompt: str) -> "list[str]":
+        return self._command(prompt, "--resume", self.session)
+
+    def begin_anew(self, prompt: str) -> "list[str]":
+        return self._command(prompt)
+
+
+PROGRAMS: "dict[str, type[Program]]" = {
+    program.agent: program for program in (ClaudeCode, Codex, GeminiCli)
+}

@@ -1,0 +1,100 @@
+"""After every rewind, files and conversation agree: the resumed model hears what was true then."""
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.coding_agents.model_server import Said
+from tests.coding_agents.programs import Program
+
+pytestmark = pytest.mark.slow
+
+FIRST, SECOND, AGAIN = "make four files", "make a fifth file", "continue from here"
+TURNS: "list[tuple[str, list[tuple[Any, ...]]]]" = [
+    (FIRST, [("I begin.", 1), (2,), (3, 4), ("That was the first turn.",)]),
+    (SECOND, [("I continue.", 5), ("That was the second turn.",)]),
+]
+"""The prompts, and the replies of the model: texts, and numbers of files to make."""
+PARALLEL = (3, 4)
+
+
+class Told:
+    """The session that the tests rewind, as it was when it happened."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.asked_in: dict[int, int] = {}
+        self.turns: list[tuple[int, int]] = []
+        number = 0
+        for prompt, replies in TURNS:
+            first = number
+            for reply in replies:
+                program.model.script.append(
+                    tuple(item if isinstance(item, str) else self._ask(item) for item in reply)
+                )
+                self.asked_in.update((file, number) for file in reply if isinstance(file, int))
+                number += 1
+            self.turns.append((first, number - 1))
+            program.run(program.start(prompt) if first == 0 else program.resume(prompt))
+        self.heard = [program.said(heard) for heard in program.model.heard]
+        assert len(self.heard) == number
+        listed = program.command("rewind", "-N", "100")
+        self.rows = list(reversed(listed["checkpoints"]))
+
+    def _ask(self, number: int) -> Any:
+        return self.program.ask(f"echo {number} > f{number}.txt; echo made {number}")
+
+    def expected(self, row: "dict[str, Any]") -> "tuple[list[Said], list[str]]":
+        """The conversation and the files at a checkpoint."""
+        before_now = [one for one in self.rows if one["seq"] <= row["seq"]]
+        label = row["label"]
+        if found := re.search(r"f(\d)\.txt", label):
+            number = int(found[1])
+            first, last = PARALLEL if number in PARALLEL else (number, number)
+            if label.startswith("before "):
+                return self.heard[self.asked_in[number]], names(range(1, first))
+            return self.heard[self.asked_in[number] + 1], names(range(1, last + 1))
+        turn = sum(one["label"].startswith("prompt") for one in before_now) - 1
+        if label.startswith("prompt"):
+            return self.heard[self.turns[turn][0]][:-1], names(range(1, 5 if turn else 1))
+        assert label.startswith(("end of turn", "session ends")), label
+        last = self.turns[turn][1]
+        final = ("model", TURNS[turn][1][-1][0])
+        return [*self.heard[last], final], names(range(1, 6 if turn else 5))
+
+
+def names(numbers: Any) -> "list[str]":
+    return [f"f{number}.txt" for number in numbers]
+
+
+def test_every_moment(program: Program) -> None:
+    told = Told(program)
+    present = program.files()
+    wrong: list[Any] = []
+    inside = []
+    for row in told.rows:
+        said, files = told.expected(row)
+        name = f"@{row['seq']} {row['label']}"
+        try:
+            done = program.command("rewind", row["id"], "--yes")
+        except AssertionError as error:
+            if "between the parallel calls" not in str(error):
+                raise
+            inside.append(name)
+            continue
+        if program.files() != files:
+            wrong.append((name, "files", program.files(), files))
+        program.model.heard.clear()
+        program.run(program.begin_anew(AGAIN) if done["starts_anew"] else program.resume(AGAIN))
+        heard = program.said(program.model.heard[0])
+        if heard != [*said, ("user", AGAIN)]:
+            wrong.append((name, "heard", heard, said))
+        program.command("rewind", done["safety_id"], "--yes")
+        assert program.files() == present
+    for one in wrong:
+        print(*one, sep="\n   ")
+    assert wrong == []
+    assert all(any(f"f{number}" in name for number in PARALLEL) for name in inside)
+    offered = {row["label"] for row in told.rows} - {name.partition(" ")[2] for name in inside}
+    assert sum("f3" in label or "f4" in label for label in offered) == 2  # before and after
