@@ -392,7 +392,7 @@ def test_a_session_belongs_to_where_it_began(work: Scene) -> None:
         assert head is not None
         note = read_note(manager.store, head)
         assert note is not None
-        assert note.root == str(work.workspace / "src")
+        assert note.root == str(work.workspace)  # the repository around it
 
 
 def test_the_other_commands_find_the_session_of_the_directory(direct: Scene) -> None:

@@ -533,3 +533,84 @@ def test_between_parallel_calls_no_conversation_can_continue(late: Scene) -> Non
     assert now(late)[0] == [1, 2, -2, 3, -3, 6, -6, -7]
     late.command("rewind", "toolu_6", "--yes", "--only", "files")
     assert not (late.workspace / "made-7").exists()
+
+
+# -- an agent that is running, and other sessions --------------------------------------------------
+
+
+@pytest.fixture
+def running(work: Scene) -> "Iterator[subprocess.Popen[bytes]]":
+    """A process called `claude` that has reported a tool call and waits for its input to end."""
+    claude = work.place / "claude"
+    claude.symlink_to("/bin/sh")
+    event = work.place / "event.json"
+    event.write_text(json.dumps(work.event("claude-code.post-tool-use", tool_use_id="toolu_9")))
+    hook = f"{shlex.quote(sys.executable)} -I -S {shlex.quote(str(work.client))} claude-code"
+    process = subprocess.Popen(
+        [str(claude), "-c", f"{hook} < {shlex.quote(str(event))}; echo done; read line; exit 0"],
+        env=work.environment,
+        cwd=work.workspace,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout.readline() == b"done\n"
+    yield process
+    process.stdin.close()
+    process.stdout.close()
+    process.wait()
+
+
+def test_a_running_agent_is_noticed(work: Scene, running: "subprocess.Popen[bytes]") -> None:
+    told = work.command("rewind", "@1", "--yes", status=4)
+    assert f"claude (process {running.pid}) has this session open" in told
+    assert "Nothing was changed" in told
+    assert now(work) == AT_4
+    assert "lose their past" in work.command("rewind", "@1", "--dry-run")
+    told = work.command("rewind", "@1", "--yes", "--only", "files")
+    assert "does not know that files change" in told
+    work.command("rewind", "@1", "--yes", "--while-running")
+    assert now(work) == AT_2
+
+
+def test_the_end_of_the_agent_is_waited_for(
+    work: Scene, running: "subprocess.Popen[bytes]"
+) -> None:
+    command = [sys.executable, "-m", "agent_checkpoint", "rewind", "@1", "--yes", "--wait"]
+    waiting = subprocess.Popen(
+        command, cwd=work.workspace, env=work.environment, stderr=subprocess.PIPE
+    )
+    assert waiting.stderr is not None
+    assert b"Waiting: claude" in waiting.stderr.readline()
+    assert now(work) == AT_4
+    assert running.stdin is not None
+    running.stdin.write(b"\n")
+    running.stdin.flush()
+    running.wait()
+    waiting.communicate()
+    assert waiting.returncode == 0
+    assert now(work) == AT_2
+
+
+def test_a_session_that_has_ended_is_not_open(
+    work: Scene, running: "subprocess.Popen[bytes]"
+) -> None:
+    work.hook("claude-code", work.event("claude-code.session-end"))
+    work.command("rewind", "@1", "--yes")
+    assert now(work) == AT_2
+
+
+def test_other_sessions_in_the_directory_are_named(work: Scene) -> None:
+    assert "other session" not in work.command("rewind", "@1", "--dry-run")
+    (work.workspace / "theirs").write_text("x")
+    event = work.event("claude-code.post-tool-use", session_id="other", transcript_path=None)
+    work.hook("claude-code", event)
+    told = work.command("rewind", "@1", "--session", CLAUDE, "--dry-run")
+    assert "1 other session worked here, whose changes are reverted as well" in told
+    assert "claude-code/other" in told
+
+
+@pytest.mark.parametrize("way", ["--yes", "--dry-run"])
+def test_saved_files_are_not_called_unsaved(way: str, work: Scene) -> None:
+    assert "never saved" not in work.command("rewind", "@1", way)

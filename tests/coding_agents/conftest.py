@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -21,13 +22,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: "list[pytest.Ite
 
 
 @pytest.fixture(params=sorted(PROGRAMS))
-def program(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> "Iterator[Program]":
+def program(request: pytest.FixtureRequest) -> "Iterator[Program]":
     """One agent with our hook installed, in an empty project."""
-    place = tmp_path_factory.mktemp(request.param)
-    with model_server() as model:
-        found = PROGRAMS[request.param](place, model)
+    with TemporaryDirectory(prefix=f"{request.param}-") as place, model_server() as model:
+        found = PROGRAMS[request.param](Path(place), model)
         found.command("hook", "install", found.agent)
         try:
             yield found

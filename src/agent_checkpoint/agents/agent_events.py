@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import Any, NamedTuple
 
 from agent_checkpoint.errors import InvalidInputError
@@ -20,6 +21,12 @@ AGENTS = (CLAUDE, CODEX, GEMINI)
 BEFORE, AFTER, BATCH, TURN = "before", "after", "batch", "turn"
 """Phases: before a tool call, after a tool call, after a batch of calls, or between turns."""
 
+PROGRAMS = {CLAUDE: "claude", CODEX: "codex", GEMINI: "gemini"}
+"""The name of each agent's program."""
+FILE_TOOLS = frozenset(
+    {"Write", "Edit", "MultiEdit", "NotebookEdit", "write_file", "replace", "apply_patch"}
+)
+"""Tools that change only the files that their arguments name."""
 NEEDS_MESSAGES = (CLAUDE, GEMINI)
 """Agents that do not resume a session in which nothing was said."""
 
@@ -59,6 +66,9 @@ _TELLING = (
 )
 _LONGEST = 100
 _MOST_CALLS = 50
+_MOST_NAMED = 200
+_MAX_SEARCHED = 20_000
+_WORD = re.compile(r"[^\s'\"`;|&<>()=,]+")
 
 
 class Call(NamedTuple):
@@ -79,6 +89,8 @@ class Event(NamedTuple):
     transcript: str | None
     calls: tuple[Call, ...] = ()
     prompt: str | None = None
+    named: tuple[str, ...] = ()
+    """Absolute paths that the arguments of its calls name."""
 
     @property
     def moment(self) -> str:
@@ -155,6 +167,7 @@ def read_event(agent: str, text: bytes) -> Event:
         transcript if _is_path(transcript) else None,
         tuple(_calls(data)),
         _clean(prompt) if isinstance(prompt, str) and prompt else None,
+        tuple(_named(data, cwd)),
     )
 
 
@@ -176,6 +189,23 @@ def _calls(data: dict[str, Any]) -> list[Call]:
         for row in rows[:_MOST_CALLS]
         if isinstance(row, dict) and isinstance(row.get("tool_name"), str) and row["tool_name"]
     ]
+
+
+def _named(data: dict[str, Any], cwd: str) -> list[str]:
+    """Return the paths that arguments name: whole values, words of commands, headers of patches."""
+    found: dict[str, None] = {}
+    waiting = [data.get("tool_input"), data.get("tool_calls")]
+    while waiting and len(found) < _MOST_NAMED:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+        elif isinstance(value, str) and "\0" not in value:
+            for word in [value[:4096], *_WORD.findall(value[:_MAX_SEARCHED])]:
+                if "/" in word or "." in word or os.path.lexists(os.path.join(cwd, word)):
+                    found[os.path.normpath(os.path.join(cwd, word))] = None
+    return list(found)[:_MOST_NAMED]
 
 
 def call_words(tool: str, given: Any, cwd: str) -> str:

@@ -36,6 +36,10 @@ class SessionNote(NamedTuple):
     """The reason why the conversation could not be saved; None if it was."""
     rewind: dict[str, Any] | None = None
     """The intended rewind; set in the safety checkpoint before a rewind."""
+    started: float | None = None
+    """When the tool call began; None if that was not reported."""
+    named: tuple[str, ...] = ()
+    """Files that the arguments of the call name, relative to the root."""
     seal: str | None = None
     """HMAC under this user's secret, which proves that this user's hook wrote the paths."""
     host: str = ""
@@ -58,7 +62,9 @@ class SessionNote(NamedTuple):
         """Return the note of an event."""
         names = (event.agent, event.session, root, event.cwd, event.name)
         host = host_of(store.backend)
-        return cls(*names, event.calls, transcript, host=host, **more).sealed()
+        inside = f"{root}/"
+        named = tuple(path[len(inside) :] for path in event.named if path.startswith(inside))
+        return cls(*names, event.calls, transcript, host=host, named=named, **more).sealed()
 
     def sealed(self) -> SessionNote:
         """Return the note with this user's HMAC. Paths of unsigned notes are never written to."""
@@ -81,7 +87,9 @@ class SessionNote(NamedTuple):
     def dump(self) -> JsonValue:
         """Return the encoded part. Raises StateError."""
         found = {name: value for name, value in self._asdict().items() if value is not None}
-        del found["host"], found["is_imported"]
+        del found["host"], found["is_imported"], found["named"]
+        if self.named:
+            found["named"] = [name.encode("utf-8", "replace").decode() for name in self.named]
         return encode({**found, "calls": [list(call) for call in self.calls]}, PART)
 
 
@@ -113,6 +121,8 @@ def read_note(store: Store, checkpoint: Checkpoint) -> SessionNote | None:
             transcript=_record(found.get("transcript"), _FILE),
             trouble=_maybe(found.get("trouble")),
             rewind=rewind,
+            started=_time(found.get("started")),
+            named=tuple(map(_text, found.get("named") or ())),
             seal=_maybe(found.get("seal")),
             host=host_of(store.backend),
             is_imported=checkpoint.token is not None,
@@ -129,6 +139,12 @@ def _record(found: Any, kinds: dict[str, type]) -> dict[str, Any] | None:
     if any(type(found[name]) is not kind for name, kind in kinds.items()):
         raise ValueError("invalid record")
     return {name: found[name] for name in kinds}
+
+
+def _time(value: Any) -> float | None:
+    if value is not None and type(value) is not float:
+        raise ValueError("not a time")
+    return value
 
 
 def _text(value: Any) -> str:

@@ -151,7 +151,8 @@ class HookServer:
 
     def _answer(self, connection: socket.socket) -> None:
         connection.settimeout(_READ_TIMEOUT)
-        if not self._is_trusted_client(connection):
+        client = self._trusted_client(connection)
+        if client is None:
             return
         text = _read_request(connection)
         if not text:  # a probe for a listening daemon
@@ -164,22 +165,22 @@ class HookServer:
             return  # the client has other paths or another secret
         connection.sendall(b"+")
         try:
-            self._saver.save(request)
+            self._saver.save(request, client=client)
         except BaseException as error:
             log_failure(f"{type(error).__name__}: {error}")
         with suppress(OSError):  # the client may have timed out
             connection.sendall(b".")
 
-    def _is_trusted_client(self, connection: socket.socket) -> bool:
-        """Return whether the client runs as the same user in the same mount namespace."""
+    def _trusted_client(self, connection: socket.socket) -> int | None:
+        """Return the client's process; None if of another user or mount namespace."""
         data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _ = _CREDENTIALS.unpack(data)
         if uid != os.geteuid() or pid <= 0:
-            return False
+            return None
         try:
-            return os.stat(f"/proc/{pid}/ns/mnt").st_ino == self._home
+            return pid if os.stat(f"/proc/{pid}/ns/mnt").st_ino == self._home else None
         except OSError:
-            return False
+            return None
 
 
 def stop_all() -> int:

@@ -17,6 +17,7 @@ from agent_checkpoint.agents.agent_events import AFTER, TURN, Event, read_event
 from agent_checkpoint.agents.hook.protocol import LOCATION_VARIABLES
 from agent_checkpoint.agents.session_lock import LOCK_TIMEOUT, hold_session_lock
 from agent_checkpoint.agents.session_note import PART, TRANSCRIPT, SessionNote, read_note
+from agent_checkpoint.agents.session_presence import record_event, start_of_call
 from agent_checkpoint.agents.state_dir import log_failure
 from agent_checkpoint.agents.transcript_file import Transcript, remove_stale_replacement
 from agent_checkpoint.backends.registry import open_named
@@ -87,20 +88,28 @@ class EventSaver:
         self._transcripts: OrderedDict[str, Transcript] = OrderedDict()
         self._sessions: OrderedDict[str, threading.Lock] = OrderedDict()
 
-    def save(self, request: Request, *, timeout: float = LOCK_TIMEOUT) -> str | None:
+    def save(
+        self, request: Request, *, timeout: float = LOCK_TIMEOUT, client: int = 0
+    ) -> str | None:
         """Save an event; return the id of the checkpoint, or None if the event needs none.
 
         Args:
             request: the client's request.
             timeout: seconds to wait for the session lock.
+            client: the process of the client, by which the agent is found.
 
         Raises:
             CheckpointError: nothing was saved.
         """
         event = read_event(request.agent, request.event)
         key = check_key(event.key)
-        with self._session(key), hold_session_lock(key, timeout):
-            return self._save(event, key, self._store(request.store), request.project)
+        saved = None
+        try:
+            with self._session(key), hold_session_lock(key, timeout):
+                saved = self._save(event, key, self._store(request.store), request.project)
+                return saved
+        finally:
+            record_event(event, saved=saved is not None, client=client)
 
     def close(self) -> None:
         """Close all workspaces and stores."""
@@ -122,7 +131,10 @@ class EventSaver:
         if trouble is not None and (before is None or before.trouble != trouble):
             log_failure(f"Files saved without the conversation: {trouble}")
         noted = None if transcript is None else transcript.note()
-        note = SessionNote.from_event(store, event, str(workspace.path), noted, trouble=trouble)
+        started = start_of_call(event) if event.moment == AFTER else None
+        note = SessionNote.from_event(
+            store, event, str(workspace.path), noted, trouble=trouble, started=started
+        )
         files = WorkspaceFiles(workspace, full=event.is_end)
         captured: Any = CapturedState(files, store.writer)
         parts: dict[str, Any] = {FILES: captured}
@@ -215,19 +227,18 @@ class EventSaver:
 
 
 def session_root(event: Event, before: SessionNote | None, project: str) -> str:
-    """Return the root directory of a session: the directory where it started."""
+    """Return the root directory of a session: the repository in which it started."""
     if before is not None and before.is_ours and os.path.isdir(before.root):
         return before.root
-    if os.path.isabs(project) and os.path.isdir(project):
-        return os.path.realpath(project)
-    cwd = Path(os.path.realpath(event.cwd))
+    is_known = os.path.isabs(project) and os.path.isdir(project)
+    start = Path(os.path.realpath(project if is_known else event.cwd))
     home = Path(os.path.realpath(os.path.expanduser("~")))
-    for directory in (cwd, *cwd.parents):
+    for directory in (start, *start.parents):
         if directory == home or directory in home.parents:
             break
         if any(os.path.lexists(directory / name) for name in _ROOTS):
             return str(directory)
-    return str(cwd)
+    return str(start)
 
 
 def _log_excluded(workspace: Workspace) -> None:

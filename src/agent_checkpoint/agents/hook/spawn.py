@@ -48,6 +48,7 @@ def start_daemon(deadline: float) -> None:
 def save_in_child(request: bytes, deadline: float) -> None:
     """Save an event in a child process, which continues after the deadline."""
     done, write = os.pipe()
+    client = os.getpid()
     if os.fork() == 0:
         try:
             _detach(write)
@@ -57,7 +58,9 @@ def save_in_child(request: bytes, deadline: float) -> None:
             load_site_packages()
             from agent_checkpoint.agents.hook.event_saver import EventSaver, parse_request
 
-            EventSaver(watch=False).save(parse_request(request), timeout=remaining(deadline))
+            EventSaver(watch=False).save(
+                parse_request(request), timeout=remaining(deadline), client=client
+            )
         except BaseException as error:
             log_failure(f"{type(error).__name__}: {error}")
         finally:

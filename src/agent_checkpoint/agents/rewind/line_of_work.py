@@ -28,6 +28,8 @@ class LineOfWork:
         """Start at a checkpoint; nothing is read yet."""
         self._store = store
         self._target = target
+        self.is_current = True
+        """Whether the session was not rewound since, known once all checkpoints were read."""
 
     def later(self) -> Iterator[Row]:
         """Iterate over what came next, oldest first; at last the transcript as it is now.
@@ -35,24 +37,31 @@ class LineOfWork:
         Only checkpoints with this user's HMAC are returned, and the transcript only if the session
         was not rewound since.
         """
-        line, path, is_newest = {self._target.id}, None, True
-        for entry in self._store.entries(
-            self._target.key, after=self._target.seq, oldest_first=True
-        ):
-            found = self._read(entry.seq, entry.data)
-            is_newest = found is not None and found[0].kind not in ROLLBACK_KINDS
-            if found is None or not is_newest or not line & set(found[0].parents[:1]):
-                is_newest = False
-                continue
-            checkpoint, note = found
-            line.add(checkpoint.id)
+        path = None
+        for checkpoint, note in self.checkpoints():
             path = note.transcript["path"] if note.transcript else path
             yield Row(checkpoint.seq, note, partial(self.lines_in, checkpoint))
         if path is None:
             own = read_note(self._store, self._target)
             path = own.transcript["path"] if own is not None and own.transcript else None
-        if is_newest and path is not None:
+        if self.is_current and path is not None:
             yield Row(self._target.seq, None, partial(_present_lines, path))
+
+    def checkpoints(self) -> Iterator[tuple[Checkpoint, SessionNote]]:
+        """Iterate over the checkpoints that came next, oldest first, each with its note."""
+        line, self.is_current = {self._target.id}, True
+        for entry in self._store.entries(
+            self._target.key, after=self._target.seq, oldest_first=True
+        ):
+            found = self._read(entry.seq, entry.data)
+            self.is_current = (
+                found is not None
+                and found[0].kind not in ROLLBACK_KINDS
+                and not line.isdisjoint(found[0].parents[:1])
+            )
+            if found is not None and self.is_current:
+                line.add(found[0].id)
+                yield found
 
     def earlier(self) -> Iterator[Row]:
         """Iterate over what led to the checkpoint, newest first."""

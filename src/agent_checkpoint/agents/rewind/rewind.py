@@ -14,12 +14,21 @@ After a crash, the next event of the session or the next `rewind` completes a de
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.agents.agent_events import NEEDS_MESSAGES, Event, is_prompt
+from agent_checkpoint.agents.directory_keys import keys_of_directory
 from agent_checkpoint.agents.rewind import rewind_journal
 from agent_checkpoint.agents.rewind.line_of_work import LineOfWork, lines_in
+from agent_checkpoint.agents.rewind.own_changes import (
+    calls_of_others,
+    changed_paths,
+    own_changes,
+)
 from agent_checkpoint.agents.rewind.transcript_change import TranscriptChange
 from agent_checkpoint.agents.rewind.transcript_cut import cut_at
 from agent_checkpoint.agents.session_lock import hold_session_lock
@@ -31,6 +40,7 @@ from agent_checkpoint.core.log import Log
 from agent_checkpoint.errors import (
     UNUSABLE,
     CheckpointError,
+    InvalidInputError,
     StorageError,
     WorkspaceError,
 )
@@ -44,6 +54,7 @@ from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.restore.journal import Decision, Journal
 from agent_checkpoint.workspace.restore.plan import Plan
 from agent_checkpoint.workspace.restore.transition import SafetySnapshot
+from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_edit import EditedTree
 from agent_checkpoint.workspace.workspace import Workspace, WorkspaceFiles
 
@@ -63,6 +74,7 @@ class Rewind:
         files: bool = True,
         conversation: bool = True,
         exclude: tuple[str, ...] = (),
+        mine: bool = False,
     ) -> None:
         """Open the directory of the session.
 
@@ -73,6 +85,7 @@ class Rewind:
             files: whether to rewind the files.
             conversation: whether to rewind the transcript.
             exclude: patterns of files to keep.
+            mine: rewind only files that no one but this session changed, and nothing in `.git`.
 
         Raises:
             CheckpointError: the checkpoint or the directory cannot be used.
@@ -80,8 +93,9 @@ class Rewind:
         self._store = store
         self._target = target
         self._note = note
-        self._exclude = exclude
-        self._is_whole = files and conversation and not exclude
+        self._exclude = (*exclude, ".git") if mine else exclude
+        self._mine = mine
+        self._is_whole = files and conversation and not exclude and not mine
         self._tree = tree_in(store, target) if files else None
         rules: dict[str, Any] = {}
         if self._tree is not None:
@@ -89,7 +103,9 @@ class Rewind:
         self.directory = _check_not_moved(note.root)
         """The directory of the session."""
         self._workspace = Workspace(note.root, store, watch=False, **rules)
-        self._workspace.saved_in = (target.key,)
+        self._workspace.saved_in = tuple(
+            {target.key, *keys_of_directory(store, Path(self.directory))}
+        )
         self.transcript_missing = note.trouble if conversation else None
         """The reason why the target has no conversation; None if it has one."""
         self.warning: str | None = None
@@ -97,6 +113,8 @@ class Rewind:
         self._line = LineOfWork(store, target)
         self._live = self._line.transcript_path() or _path_in(note)
         self._change = self._transcript_change() if conversation else None
+        self.not_mine: dict[str, str] = {}
+        """With `mine`, files that are kept although they differ, each with the reason."""
         self.plan: Plan | None = None
         """The changes of the files."""
         self.transcript_change: str | None = None
@@ -114,7 +132,13 @@ class Rewind:
     def preview(self) -> None:
         """Compute the restore plan without changing anything. Raises the same errors as `run`."""
         if self._tree is not None:
-            self.plan = self._workspace.restore(self._tree, exclude=self._exclude, dry_run=True)
+            restore = partial(self._workspace.restore, exclude=self._exclude, dry_run=True)
+            if self._mine:
+                since, all_of_it = restore(self._last_tree(), exclude=()), restore(self._tree)
+                paths = self._own_paths(_paths_in(since), _paths_in(all_of_it))
+                self.plan = restore(self._tree, paths=paths)
+            else:
+                self.plan = restore(self._tree)
         self.transcript_change = None if self._change is None else self._change.describe()
 
     def run(self, only_if: Plan | None = None) -> None:
@@ -158,9 +182,15 @@ class Rewind:
             if self._tree is None or current is None:
                 append(None)
             else:
+                last_regular = self._workspace.transition.last_regular(self._store)
+                paths = None
+                if self._mine:
+                    since = changed_paths(self._last_tree(), current)
+                    paths = self._own_paths(since, changed_paths(self._tree, current))
                 self.plan = self._workspace.restore_held(
                     self._tree,
-                    SafetySnapshot(current, safety.id),
+                    SafetySnapshot(current, safety.id, last_regular),
+                    paths=None if paths is None else map(os.fsencode, paths),
                     exclude=self._exclude,
                     only_if=only_if,
                     decision=decision,
@@ -174,6 +204,16 @@ class Rewind:
             raise
 
     @property
+    def changes_files(self) -> bool:
+        """Whether files are to be rewound."""
+        return self._tree is not None
+
+    @property
+    def changes_conversation(self) -> bool:
+        """Whether the conversation is to be rewound."""
+        return self._change is not None
+
+    @property
     def starts_anew(self) -> bool:
         """Whether the session has no conversation at the target."""
         return self._change is not None and not self._change.lines
@@ -182,6 +222,33 @@ class Rewind:
         if self._change is not None and not self._change.is_done(self._line.lines_in(safety) or []):
             self.previous_transcript = self._change.put()
         rewind_journal.remove_entry(self._target.key)
+
+    def _line_since(self) -> list[tuple[Checkpoint, SessionNote]]:
+        """Return the target and what came next. Raises InvalidInputError if rewound since."""
+        found = [(self._target, self._note), *self._line.checkpoints()]
+        found = [(checkpoint, note) for checkpoint, note in found if checkpoint.kind == Kind.SAVE]
+        if not self._line.is_current or self._target.kind != Kind.SAVE:
+            raise InvalidInputError(
+                f"The session was rewound since @{self._target.seq}, so its own changes are not "
+                "known. Choose a checkpoint after that rewind, or rewind without `--mine`."
+            )
+        return found
+
+    def _last_tree(self) -> Tree:
+        tree = tree_in(self._store, self._line_since()[-1][0])
+        if tree is None:
+            raise InvalidInputError("The last checkpoint of the session has no files.")
+        return tree
+
+    def _own_paths(self, since: Iterable[str], changed: Iterable[str]) -> list[str]:
+        """Return the paths that only this session changed; note the others that differ."""
+        keys = keys_of_directory(self._store, Path(self.directory))
+        others = [key for key in keys if key != self._target.key]
+        calls = calls_of_others(self._store, others, self._target)
+        found = own_changes(self._store, self._line_since(), since, calls)
+        differ = set(changed)
+        self.not_mine = {path: why for path, why in sorted(found.others.items()) if path in differ}
+        return sorted(found.own & differ)
 
     def _write_journal(self, safety: Checkpoint, parents: tuple[str, ...]) -> None:
         if self._change is None:
@@ -353,6 +420,10 @@ def _finish_legacy(store: Store, head: Checkpoint, safety_id: str) -> Checkpoint
     with Rewind(store, target, note, **chosen, exclude=tuple(intent["exclude"])) as rewind:
         rewind.apply(head)
     return target
+
+
+def _paths_in(plan: Plan) -> list[str]:
+    return [*plan.write, *plan.delete, *plan.mode, *plan.leave]
 
 
 def _path_in(note: SessionNote) -> str | None:

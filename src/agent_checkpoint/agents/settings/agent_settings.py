@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from functools import cache
@@ -32,8 +33,11 @@ from agent_checkpoint.records import short_repr
 class SettingsFormat(NamedTuple):
     """Location and format of an agent's hook settings."""
 
+    home: tuple[str, str, str]
+    """The variable that moves the user's settings, their directory in that place, and the one in
+    the home directory."""
     user: str
-    """The settings file, relative to the home directory."""
+    """The user's settings file, relative to that directory."""
     project: str
     """The settings file, relative to a project."""
     events: tuple[str, ...]
@@ -48,7 +52,8 @@ class SettingsFormat(NamedTuple):
 
 FORMATS = {
     CLAUDE: SettingsFormat(
-        ".claude/settings.json",
+        ("CLAUDE_CONFIG_DIR", "", ".claude"),
+        "settings.json",
         # Not committed to git, because the command contains a path of this machine.
         ".claude/settings.local.json",
         ("UserPromptSubmit", "PreToolUse", "PostToolUse", "PreCompact", "Stop", "SessionEnd"),
@@ -58,7 +63,8 @@ FORMATS = {
         "Restart running sessions to load the hook.",
     ),
     CODEX: SettingsFormat(
-        ".codex/hooks.json",
+        ("CODEX_HOME", "", ".codex"),
+        "hooks.json",
         ".codex/hooks.json",
         ("UserPromptSubmit", "PreToolUse", "PostToolUse", "PreCompact", "Stop"),
         (),
@@ -67,7 +73,8 @@ FORMATS = {
         "Codex asks you to review new hooks before it runs them: open /hooks in Codex.",
     ),
     GEMINI: SettingsFormat(
-        ".gemini/settings.json",
+        ("GEMINI_CLI_HOME", ".gemini", ".gemini"),
+        "settings.json",
         ".gemini/settings.json",
         ("BeforeAgent", "BeforeTool", "AfterTool", "AfterAgent", "SessionEnd"),
         (),
@@ -88,20 +95,38 @@ def events_of(agent: str) -> tuple[str, ...]:
     form = FORMATS[agent]
     if not form.newer:
         return form.events
-    try:
-        command = ["claude", "--version"]
-        output = subprocess.run(command, capture_output=True, text=True, timeout=15).stdout
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return form.events
-    found = re.search(r"(\d+)\.(\d+)\.(\d+)", output)
-    is_newer = found is not None and tuple(map(int, found.groups())) >= _KNOWS_NEWER
-    return form.events + form.newer if is_newer else form.events
+    version = claude_version()
+    return form.events + form.newer if version >= _KNOWS_NEWER else form.events
+
+
+@cache
+def claude_version() -> tuple[int, ...]:
+    """Return the version of Claude Code on PATH or where its installer puts it; () if unknown."""
+    homes = (Path.home() / ".local/bin/claude", agent_home(CLAUDE) / "local/claude")
+    for command in ("claude", *map(str, homes)):
+        try:
+            output = subprocess.run(
+                [command, "--version"], capture_output=True, text=True, timeout=15
+            ).stdout
+        except (OSError, ValueError, subprocess.SubprocessError):
+            continue
+        found = re.search(r"(\d+)\.(\d+)\.(\d+)", output)
+        if found is not None:
+            return tuple(map(int, found.groups()))
+    return ()
 
 
 def settings_file(agent: str, project: Path | None) -> Path:
     """Return the path of an agent's settings file, for the user or for a project."""
     form = FORMATS[agent]
-    return Path.home() / form.user if project is None else project / form.project
+    return agent_home(agent) / form.user if project is None else project / form.project
+
+
+def agent_home(agent: str) -> Path:
+    """Return the directory of an agent's own files, which a variable of the agent may move."""
+    variable, inside, usual = FORMATS[agent].home
+    moved = os.environ.get(variable)
+    return Path(os.path.abspath(moved)) / inside if moved else Path.home() / usual
 
 
 def installed(agent: str, path: Path, project: Path | None = None) -> bool:
@@ -115,6 +140,31 @@ def store_of(agent: str, path: Path, project: Path | None = None) -> str:
     Raises InvalidInputError if the settings file cannot be parsed.
     """
     return _store_in(_our_commands(agent, path, project))
+
+
+def our_positions(agent: str, path: Path, project: Path | None) -> list[tuple[str, int, int]]:
+    """Return the event of each of our entries, and its numbers in the file.
+
+    Raises InvalidInputError if the settings file cannot be parsed.
+    """
+    text = read_settings(path, project) or ""
+    hooks = _hooks(_parsed(agent, path, text)) if text.strip() else {}
+    found = []
+    for event in hooks:
+        for _, group, handler, _ in _our_handlers(hooks, event):
+            handlers = (group.members or {})["hooks"].items or []
+            place = (hooks[event].items or []).index(group)
+            found.append((event, place, handlers.index(handler)))
+    return found
+
+
+def settings_value(agent: str, path: Path, project: Path | None, *names: str) -> Any:
+    """Return a value of a settings file; None if missing. Raises InvalidInputError."""
+    text = read_settings(path, project) or ""
+    found = _parsed(agent, path, text).value if text.strip() else None
+    for name in names:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
 
 
 def _our_commands(agent: str, path: Path, project: Path | None) -> dict[str, list[str]]:

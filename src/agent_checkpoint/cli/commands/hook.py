@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.agents.agent_events import AGENTS
+from agent_checkpoint.agents.agent_events import AGENTS, PROGRAMS
 from agent_checkpoint.agents.hook import event_sender
 from agent_checkpoint.agents.settings.agent_settings import (
     FORMATS,
+    agent_home,
     install,
-    installed,
     settings_file,
     store_of,
     uninstall,
 )
+from agent_checkpoint.agents.settings.hook_health import hook_health, last_seen
 from agent_checkpoint.agents.state_dir import log_file
 from agent_checkpoint.backends.os_support.posix import read_regular
 from agent_checkpoint.cli.args import Args, Parser, did_you_mean
 from agent_checkpoint.cli.hints import command_line
-from agent_checkpoint.cli.output import CommandResult, Output
+from agent_checkpoint.cli.output import CommandResult, Output, format_time
 from agent_checkpoint.cli.store_location import StoreLocation
-from agent_checkpoint.errors import CheckpointError, InvalidInputError
+from agent_checkpoint.errors import CheckpointError, InvalidInputError, NotFoundError
 from agent_checkpoint.records import short_repr as shown
 
 EXAMPLES = """
 agent-checkpoint hook install claude-code   install for all your projects
+agent-checkpoint hook install --all         install for every agent found on this machine
 agent-checkpoint hook install codex --project   install for this project only
 agent-checkpoint --store ~/agents hook install codex   save to another store
 agent-checkpoint hook status                show installations and recent errors
@@ -47,6 +50,7 @@ def arguments(parser: Parser) -> None:
         default="",
     )
     parser.optional("agent", "AGENT", f"one of {', '.join(AGENTS)}")
+    parser.flag("--all", "with install, uninstall: all agents that are found on this machine")
     scope = parser.add_mutually_exclusive_group()
     scope.add_argument(
         "--project", action="store_true", help="use the settings of the current directory"
@@ -80,57 +84,99 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         stopped = stop_all()
         words = "Stopped the daemon." if stopped else "No daemon is running."
         return CommandResult({"stopped": stopped}, lambda out: out.line(words))
-    if args.agent not in AGENTS:
+    agents = _found_agents() if args.all and args.agent is None else [args.agent]
+    if agents == [None] or agents[0] not in AGENTS:
         problem = f"Unknown agent {shown(args.agent)}." if args.agent else "No agent given."
-        raise InvalidInputError(f"{problem} Choose from {', '.join(AGENTS)}.")
+        raise InvalidInputError(f"{problem} Choose from {', '.join(AGENTS)}, or use --all.")
     project = location.directory if args.project else None
-    path = settings_file(args.agent, project)
-    if args.what == "install":
-        is_changed = install(args.agent, path, store, project)
-    else:
-        is_changed = uninstall(args.agent, path, project)
-    data = {"agent": args.agent, "file": str(path), "changed": is_changed}
+    rows: list[dict[str, Any]] = []
+    for agent in agents:
+        path = settings_file(agent, project)
+        if args.what == "install":
+            is_changed = install(agent, path, store, project)
+        else:
+            is_changed = uninstall(agent, path, project)
+        rows.append({"agent": agent, "file": str(path), "changed": is_changed})
 
     def show(out: Output) -> None:
-        if args.what == "uninstall":
-            out.line(f"Removed from {path}." if is_changed else f"Not installed in {path}.")
-            return
-        out.line(f"Installed in {path}." if is_changed else f"Already installed in {path}.")
-        out.line(f"To rewind to a tool call: {command_line('rewind', store or None)}")
-        out.line(FORMATS[args.agent].next_step, style="dim")
+        for row in rows:
+            path, is_changed = row["file"], row["changed"]
+            if args.what == "uninstall":
+                out.line(f"Removed from {path}." if is_changed else f"Not installed in {path}.")
+            else:
+                out.line(f"Installed in {path}." if is_changed else f"Already installed in {path}.")
+                out.line(f"  {FORMATS[row['agent']].next_step}", style="dim")
+        if args.what == "install":
+            out.line(f"To rewind to a tool call: {command_line('rewind', store or None)}")
 
-    return CommandResult(data, show)
+    return CommandResult({"agents": rows} if args.all else rows[0], show)
+
+
+def _found_agents() -> list[str]:
+    """Return the agents whose program or directory is on this machine.
+
+    Raises NotFoundError if there is none.
+    """
+    found = [
+        agent
+        for agent in AGENTS
+        if shutil.which(PROGRAMS[agent]) is not None or agent_home(agent).is_dir()
+    ]
+    if not found:
+        names = ", ".join(PROGRAMS[agent] for agent in AGENTS)
+        raise NotFoundError(f"No coding agent found: looked for {names} on PATH, and their files.")
+    return found
 
 
 def _status(location: StoreLocation) -> CommandResult:
     rows: list[dict[str, Any]] = []
     for agent in AGENTS:
+        seen = last_seen(agent)
         for scope, project in (("user", None), ("project", location.directory)):
             path = settings_file(agent, project)
-            row = {"agent": agent, "scope": scope, "file": str(path)}
+            row: dict[str, Any] = {"agent": agent, "scope": scope, "file": str(path)}
+            row.update(installed=False, store="", trouble=None, reviewed=None, problems=[])
+            row.update(last_event=seen.event, last_checkpoint=seen.checkpoint)
             try:
-                is_installed = installed(agent, path, project)
-                store = store_of(agent, path, project)
-                rows.append({**row, "installed": is_installed, "store": store, "trouble": None})
+                health = hook_health(agent, path, project)
+                row.update(installed=health.installed, reviewed=health.reviewed)
+                row.update(problems=list(health.problems), store=store_of(agent, path, project))
             except InvalidInputError as error:
-                rows.append({**row, "installed": False, "store": "", "trouble": str(error)})
+                row["trouble"] = str(error)
+            if row["installed"] and seen.event is None and not row["problems"]:
+                row["problems"].append(f"No event of {agent} was received yet. Start a session.")
+            rows.append(row)
     log = log_file()
     failures = _failures(log)
     data = {"agents": rows, "log": log, "failures": failures}
 
     def show(out: Output) -> None:
-        heads = ["agent", "scope", "installed", "file", "store"]
-        shown = [{**row, "installed": "yes" if row["installed"] else "no"} for row in rows]
-        out.table(heads, ([row[name] for name in heads] for row in shown))
+        heads = ["agent", "scope", "installed", "reviewed", "last event", "last checkpoint"]
+        out.table([*heads, "file", "store"], (_cells(row) for row in rows))
         for row in rows:
-            if row["trouble"]:
-                out.line(row["trouble"], style="yellow")
+            for problem in [*([row["trouble"]] if row["trouble"] else []), *row["problems"]]:
+                out.line(problem, style="yellow")
         if failures:
             out.line(f"Recent errors in {log}:", style="yellow")
             for line in failures:
                 out.line(f"  {line}")
 
     return CommandResult(data, show)
+
+
+def _cells(row: dict[str, Any]) -> list[Any]:
+    answers = {None: "", True: "yes", False: "no"}
+    is_here = row["installed"] or row["problems"]
+    times = [row["last_event"], row["last_checkpoint"]] if is_here else [None, None]
+    return [
+        row["agent"],
+        row["scope"],
+        "outdated" if row["problems"] and not row["installed"] else answers[row["installed"]],
+        answers[row["reviewed"]],
+        *("" if when is None else format_time(when) for when in times),
+        row["file"],
+        row["store"],
+    ]
 
 
 def _failures(log: str | None) -> list[str]:

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.agents.agent_events import AGENTS
+from agent_checkpoint.agents.agent_events import AGENTS, PROGRAMS
 from agent_checkpoint.agents.directory_keys import keys_of_directory
 from agent_checkpoint.agents.rewind.rewind import Rewind, recover_rewind
 from agent_checkpoint.agents.session_note import SessionNote, read_note
+from agent_checkpoint.agents.session_presence import presence_of
 from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, format_time, json_fields, one_line
 from agent_checkpoint.cli.paths import RelativePaths
 from agent_checkpoint.cli.plan_output import show_plan, show_plan_changes
 from agent_checkpoint.cli.prompts import confirmed, declined, show_plan_changed
 from agent_checkpoint.cli.store_location import StoreLocation
-from agent_checkpoint.errors import UNUSABLE, InvalidInputError, NotFoundError
-from agent_checkpoint.formatting import shell_quote
+from agent_checkpoint.errors import UNUSABLE, ConflictError, InvalidInputError, NotFoundError
+from agent_checkpoint.formatting import format_count, shell_quote
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint, Kind, short_repr
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.lookup import find, short_form
+from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.restore.plan import PlanChangedError
 
 EXAMPLES = """
@@ -36,6 +40,8 @@ _RESUME = {
     "codex": "codex resume {}",
     "gemini": "gemini --resume {}",
 }
+_POLL_SECONDS = 0.2
+_MOST_NAMED = 5
 _START = {"claude-code": "claude --session-id {}", "gemini": "gemini"}
 """The commands that start a session without a conversation."""
 
@@ -50,6 +56,14 @@ def arguments(parser: Parser) -> None:
     parser.add("--session", "KEY", "the session (default: the latest in the current directory)")
     parser.add_argument("--only", choices=("files", "conversation"), help="rewind only this")
     parser.flag("--keep-git", "do not change .git")
+    parser.flag("--mine", "keep files that others changed, too; not .git")
+    running = parser.add_mutually_exclusive_group()
+    running.add_argument(
+        "--wait", action="store_true", help="wait until the agent has ended the session"
+    )
+    running.add_argument(
+        "--while-running", action="store_true", help="rewind although the agent is running"
+    )
     parser.add("-N", "N", "number of rows to list (default: 20)", type=int, default=20)
     parser.previewed("show the plan, change nothing")
 
@@ -84,8 +98,11 @@ def run(args: Args, location: StoreLocation, about: str = "") -> CommandResult:
             files=args.only != "conversation",
             conversation=args.only != "files",
             exclude=(".git",) if args.keep_git else (),
+            mine=args.mine,
         )
+        notices += _other_sessions(manager.store, rewind, target, is_mine=args.mine)
         with rewind:
+            notices += _check_ended(args, key, rewind)
             paths = RelativePaths(Path(note.root), location.directory)
             question = f"Rewind {one_line(rewind.directory)} to @{target.seq}?"
             is_done = False
@@ -118,6 +135,56 @@ def run(args: Args, location: StoreLocation, about: str = "") -> CommandResult:
         _show_limits(out, note, starts_anew=rewind.starts_anew)
 
     return CommandResult(_data(rewind, target, finished, done=True), tell)
+
+
+def _check_ended(args: Args, key: str, rewind: Rewind) -> list[str]:
+    """Return a notice if the agent is running; wait for its end if asked.
+
+    Raises ConflictError if it is running, and would get another conversation.
+    """
+    found = presence_of(key)
+    if found is None or not found.is_running:
+        return []
+    who = f"{PROGRAMS[found.agent]} (process {found.pid}) has this session open"
+    if args.wait and not args.dry_run:
+        print(f"Waiting: {who}.", file=sys.stderr)
+        while found is not None and found.is_running:
+            time.sleep(_POLL_SECONDS)
+            found = presence_of(key)
+        return []
+    if not rewind.changes_conversation:
+        return [f"{who}. It does not know that files change."]
+    what = (
+        f"{who}. It keeps its conversation in memory and would append to the rewound transcript, "
+        "whose later lines then lose their past."
+    )
+    if args.dry_run or args.while_running:
+        return [what]
+    raise ConflictError(
+        f"{what} Nothing was changed. Exit it, or use `--wait` to rewind when it has ended, "
+        "`--while-running` to rewind now, or `--only files`."
+    )
+
+
+def _other_sessions(
+    store: Store, rewind: Rewind, target: Checkpoint, *, is_mine: bool
+) -> list[str]:
+    """Return a notice about other sessions whose changes the rewind reverts too."""
+    if not rewind.changes_files or is_mine:
+        return []
+    names = []
+    for key in keys_of_directory(store, Path(rewind.directory)):
+        head = store.head(key)
+        if key != target.key and head is not None and head.ts_ns > target.ts_ns:
+            names.append(one_line(key))
+    if not names:
+        return []
+    return [
+        f"Since then {format_count(len(names), 'other session')} worked here, whose changes are "
+        f"reverted as well: {', '.join(names[:_MOST_NAMED])}"
+        + (" and more." if len(names) > _MOST_NAMED else ".")
+        + " `--mine` keeps them."
+    ]
 
 
 def _session_key(args: Args, location: StoreLocation, manager: CheckpointManager) -> str:
@@ -208,6 +275,8 @@ def _preview(out: Output, rewind: Rewind, paths: RelativePaths, notices: list[st
         show_plan(out, plan, paths)
     elif rewind.transcript_change is None:
         out.line("Nothing to do: files and conversation match the checkpoint.")
+    for path, why in rewind.not_mine.items():
+        out.line(f"  keep {one_line(paths.display(path))}: {why}", style="dim")
     if rewind.transcript_change is not None:
         out.line(f"  {one_line(rewind.transcript_change)}", style="yellow")
     if rewind.warning is not None:
@@ -246,6 +315,7 @@ def _data(
         "transcript": rewind.transcript_change,
         "transcript_missing": rewind.transcript_missing,
         "transcript_before": rewind.previous_transcript,
+        "not_mine": rewind.not_mine,
         "warning": rewind.warning,
         "starts_anew": rewind.starts_anew,
         "safety_id": rewind.safety_id,

@@ -49,6 +49,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         result = rollback.run(args, location, about)
     elif HOOK in target.parts:
         args.id, args.session, args.only, args.keep_git, args.N = target.id, None, None, False, 1
+        args.wait, args.while_running, args.mine = False, False, False
         result = rewind.run(args, location, about)
     else:
         args.id, args.paths, args.into = target.id, [], None

@@ -79,7 +79,7 @@ class Transition:
         """Return the plan of a restore, and change nothing. Raises the same errors as `run`."""
         with self._root.held(exclusive=False) as root:
             current = self._scanner.scan(root, store.writer(), full=True, ahead=True)
-            return self._plan(store, current, tree, options, self._last_regular(store))
+            return self._plan(store, current, tree, options, self.last_regular(store))
 
     def locked(self) -> AbstractContextManager[int]:
         """Lock the directory against scans and restores of other processes. May be nested."""
@@ -89,7 +89,7 @@ class Transition:
         self, store: Store, kind: CheckpointKind = Kind.SAFETY, label: str | None = None
     ) -> SafetySnapshot:
         """Save a checkpoint of the directory. Raises WorkspaceError, StorageError."""
-        last_regular = self._last_regular(store)
+        last_regular = self.last_regular(store)
         capture = self._capture(full=True)
         saved = store.write(capture.draft(self._key_in(store), store, kind=kind, label=label))
         return SafetySnapshot(capture.tree, saved.id, last_regular)
@@ -178,8 +178,11 @@ class Transition:
                     remove_staging(root)
             raise
 
-    def _last_regular(self, store: Store) -> Tree | None:
-        """Return the tree of the newest checkpoint that is not a safety checkpoint."""
+    def last_regular(self, store: Store) -> Tree | None:
+        """Return the tree of the newest checkpoint that is not a safety checkpoint.
+
+        Raises IntegrityError, StorageError.
+        """
         newest: tuple[int, Tree] | None = None
         for key in (self._key_in(store), *self._saved_in):
             for checkpoint in islice(store.newest_first(key), _MAX_SEARCHED):

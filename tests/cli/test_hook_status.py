@@ -1,0 +1,151 @@
+"""`hook status`: what is installed, what was received, and what is wrong, in words."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.scene import Scene, scene
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Iterator[Scene]:
+    with scene(tmp_path, "direct") as found:
+        yield found
+
+
+def status(work: Scene, agent: str, scope: str = "user", **environment: str) -> "dict[str, Any]":
+    rows = json.loads(work.command("hook", "status", "--json", **environment))["agents"]
+    (found,) = [row for row in rows if (row["agent"], row["scope"]) == (agent, scope)]
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    ("agent", "variable", "file"),
+    [
+        ("claude-code", "CLAUDE_CONFIG_DIR", "settings.json"),
+        ("codex", "CODEX_HOME", "hooks.json"),
+        ("gemini", "GEMINI_CLI_HOME", ".gemini/settings.json"),
+    ],
+)
+def test_settings_that_a_variable_moves(
+    agent: str, variable: str, file: str, work: Scene, tmp_path: Path
+) -> None:
+    moved = {variable: str(tmp_path / "moved")}
+    work.command("hook", "install", agent, **moved)
+    assert (tmp_path / "moved" / file).exists()
+    assert list(Path(work.environment["HOME"]).iterdir()) == []
+    assert status(work, agent, **moved)["installed"]
+    assert not status(work, agent)["installed"]
+    work.command("hook", "uninstall", agent, **moved)
+    assert not (tmp_path / "moved" / file).exists()
+
+
+def test_what_was_received_and_saved(work: Scene) -> None:
+    work.command("hook", "install", "gemini")
+    found = status(work, "gemini")
+    assert (found["last_event"], found["last_checkpoint"]) == (None, None)
+    assert "No event of gemini was received yet" in work.command("hook", "status")
+    work.hook("gemini", work.event("gemini.after-tool"))
+    found = status(work, "gemini")
+    assert found["last_event"] >= found["last_checkpoint"] > 0
+    assert found["problems"] == []
+    work.hook("gemini", work.event("gemini.before-tool"))  # nothing has changed
+    again = status(work, "gemini")
+    assert again["last_event"] > found["last_event"]
+    assert again["last_checkpoint"] == found["last_checkpoint"]
+    assert status(work, "codex")["last_event"] is None
+
+
+def test_an_event_that_could_not_be_saved_was_received(work: Scene) -> None:
+    (work.home / "hook").mkdir(parents=True, mode=0o700)
+    (work.home / "store").write_text("not a store")
+    work.hook("codex", work.event("codex.post-tool-use"))
+    found = status(work, "codex")
+    assert found["last_event"] is not None
+    assert found["last_checkpoint"] is None
+
+
+def test_hooks_that_codex_was_not_told_to_trust(work: Scene) -> None:
+    work.command("hook", "install", "codex")
+    home = Path(work.environment["HOME"]) / ".codex"
+    assert status(work, "codex")["reviewed"] is False
+    assert "type /hooks in Codex" in work.command("hook", "status")
+    events = json.loads((home / "hooks.json").read_text())["hooks"]
+    names = ["user_prompt_submit", "pre_tool_use", "post_tool_use", "pre_compact", "stop"]
+    assert len(names) == len(events)
+    states = [
+        f'[hooks.state."{home}/hooks.json:{name}:0:0"]\ntrusted_hash = "sha256:x"\n'
+        for name in names
+    ]
+    (home / "config.toml").write_text('model = "x"\n' + "\n".join(states))
+    assert status(work, "codex")["reviewed"] is True
+    assert "type /hooks" not in work.command("hook", "status")
+    (home / "config.toml").write_text("\n".join(states[1:]))
+    assert status(work, "codex")["reviewed"] is False
+    off = states[0] + "enabled = false\n"
+    (home / "config.toml").write_text("\n".join([off, *states[1:]]))
+    assert status(work, "codex")["reviewed"] is False
+    (home / "config.toml").write_text("\n".join(f"# {line}" for line in "".join(states).split()))
+    assert status(work, "codex")["reviewed"] is False
+
+
+@pytest.mark.parametrize(
+    ("agent", "setting"),
+    [
+        ("claude-code", {"disableAllHooks": True}),
+        ("gemini", {"hooksConfig": {"enabled": False}}),
+    ],
+)
+def test_hooks_that_are_disabled(agent: str, setting: "dict[str, Any]", work: Scene) -> None:
+    home = Path(work.environment["HOME"])
+    file = home / {"claude-code": ".claude", "gemini": ".gemini"}[agent] / "settings.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(setting))
+    work.command("hook", "install", agent)
+    assert f"Hooks are disabled in {file}" in work.command("hook", "status")
+
+
+def test_entries_of_another_version(work: Scene) -> None:
+    work.command("hook", "install", "gemini")
+    file = Path(work.environment["HOME"]) / ".gemini" / "settings.json"
+    settings = json.loads(file.read_text())
+    settings["hooks"]["PreCompress"] = settings["hooks"]["AfterTool"]  # as version 0.1 installed it
+    file.write_text(json.dumps(settings))
+    told = work.command("hook", "status")
+    assert "outdated" in told
+    assert "run `agent-checkpoint hook install gemini` again" in told
+    work.command("hook", "install", "gemini")
+    assert "outdated" not in work.command("hook", "status")
+
+
+def test_claude_that_is_not_on_the_path(work: Scene) -> None:
+    work.command("hook", "install", "claude-code")
+    assert "failed calls get no checkpoint" in work.command("hook", "status")
+    programs = work.place / "programs"
+    programs.mkdir()
+    (programs / "claude").write_text("#!/bin/sh\necho 2.1.325\n")
+    (programs / "claude").chmod(0o755)
+    path = f"{programs}:{work.environment['PATH']}"
+    assert "outdated" in work.command("hook", "status", PATH=path)
+    work.command("hook", "install", "claude-code", PATH=path)
+    assert "failed calls" not in work.command("hook", "status", PATH=path)
+
+
+def test_all_agents_that_are_here_are_installed_at_once(work: Scene) -> None:
+    assert "No coding agent found" in work.command("hook", "install", "--all", status=3)
+    programs, home = work.place / "programs", Path(work.environment["HOME"])
+    programs.mkdir()
+    (programs / "codex").symlink_to("/bin/true")
+    (home / ".gemini").mkdir()
+    path = f"{programs}:/usr/bin:/bin"
+    told = json.loads(work.command("hook", "install", "--all", "--json", PATH=path))
+    assert [row["agent"] for row in told["agents"]] == ["codex", "gemini"]
+    assert status(work, "codex")["installed"]
+    assert status(work, "gemini")["installed"]
+    assert not status(work, "claude-code")["installed"]
+    work.command("hook", "uninstall", "--all", PATH=path)
+    assert not status(work, "codex")["installed"]
+    assert "or use --all" in work.command("hook", "install", status=2)
