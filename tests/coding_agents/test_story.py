@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.coding_agents.model_server import Said
-from tests.coding_agents.programs import Program
+from tests.coding_agents.model_server import HEARD, SUMMARY, Said
+from tests.coding_agents.programs import Codex, Program
 
 pytestmark = pytest.mark.slow
 
@@ -98,3 +98,34 @@ def test_every_moment(program: Program) -> None:
     assert all(any(f"f{number}" in name for number in PARALLEL) for name in inside)
     offered = {row["label"] for row in told.rows} - {name.partition(" ")[2] for name in inside}
     assert sum("f3" in label or "f4" in label for label in offered) == 2  # before and after
+
+
+def test_past_a_compaction(program: Program) -> None:
+    """The model hears the conversation before it was compacted, not the summary."""
+    if program.agent == "gemini":
+        return  # headless, it compacts only a conversation that fills its window
+    ask = program.ask("echo 1 > f1.txt; echo made 1")
+    program.model.script = [(ask,), ("That was it.",)]
+    if isinstance(program, Codex):
+        usual = program.settings.read_text()
+        program.settings.write_text(f"model_auto_compact_token_limit = 10\n{usual}")
+    program.run(program.start(FIRST))
+    if isinstance(program, Codex):
+        program.settings.write_text(usual)
+    else:
+        program.run(program.resume("/compact"))
+    said = program.said(HEARD[program.dialect](program.model.others[0][1]))[:-1]
+    assert [one[0] for one in said] == ["user", "call", "result"]
+    if program.agent == "claude-code":  # after the turn; the last reply is not summarized
+        said.append(("model", "That was it."))
+    program.run(program.resume(SECOND))
+    assert any(SUMMARY in one[-1] for one in program.model.heard[-1])
+    rows = program.command("rewind", "-N", "100")["checkpoints"]
+    for event, length in (("PreCompact", len(said)), ("PostToolUse", 3)):
+        row = next(row for row in reversed(rows) if row["event"] == event)
+        done = program.command("rewind", row["id"], "--yes")
+        program.model.heard.clear()
+        program.run(program.resume(AGAIN))
+        heard = program.said(program.model.heard[0])
+        assert heard == [*said[:length], ("user", AGAIN)], event
+        program.command("rewind", done["safety_id"], "--yes")

@@ -33,6 +33,12 @@ _DEFAULT_SECONDS = 5.0
 _REPLY_TIMEOUT = 1.0
 
 
+def run() -> None:
+    """Save the event on stdin, as the command `agent-checkpoint-hook AGENT` of plugins does."""
+    main(sys.argv[1:])
+    os._exit(0)  # the shutdown of Python takes longer than sending
+
+
 def main(arguments: list[str]) -> int:
     """Save the event on stdin; always return 0."""
     agent = arguments[0] if arguments else ""

@@ -166,7 +166,8 @@ def _status(location: StoreLocation) -> CommandResult:
 
 def _cells(row: dict[str, Any]) -> list[Any]:
     answers = {None: "", True: "yes", False: "no"}
-    is_here = row["installed"] or row["problems"]
+    # Events also come from a plugin of the agent, without an entry in its settings.
+    is_here = row["installed"] or row["problems"] or row["scope"] == "user"
     times = [row["last_event"], row["last_checkpoint"]] if is_here else [None, None]
     return [
         row["agent"],
