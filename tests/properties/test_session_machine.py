@@ -177,8 +177,8 @@ class SessionMachine(RuleBasedStateMachine):
                 with pytest.raises(ConflictError):
                     self.session.adopt(branch)
                 assert self.present == before
-                # Where the last checkpoint agreed with the fork point, what was not saved yet is now
-                # in a safety checkpoint, which is no step of its own.
+                # If the last checkpoint agreed with the fork point, what was not saved yet is in a
+                # safety checkpoint now, which is no step of its own.
                 if self.session.head != self.head:
                     self.saved()
 
