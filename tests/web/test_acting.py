@@ -49,6 +49,21 @@ def test_a_call_is_approved_as_it_is(acting: Visitor, example: Place) -> None:
     assert "approved, used" in acting.text(f"/effects?key={KEY}")
 
 
+def test_the_page_has_the_tool_and_the_name_that_the_model_knows(acting: Visitor) -> None:
+    """What runs is what is shown; a ledger of others can contain any name."""
+
+    @tool(approve=True)
+    def _ship_it(version: str) -> str:
+        return version
+
+    call = {"type": "tool_use", "id": "t1", "name": "ship", "input": {"version": "3"}}
+    with suppress(Suspended), Session("ships", store=acting.manager, provider="anthropic") as job:
+        job.run_tools({"role": "assistant", "content": [call]}, {"ship": _ship_it})
+    shown = plain(acting.text("/approvals"))
+    assert "the session calls _ship_it with these arguments" in shown
+    assert "as the tool ship of the model" in shown
+
+
 def test_a_call_is_approved_with_other_arguments(acting: Visitor) -> None:
     form = {
         "argument.0": "2.5",
