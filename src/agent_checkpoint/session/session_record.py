@@ -141,6 +141,7 @@ class SessionRecord:
             standing=list(self.standing),
             gone=list(self.gone),
             batches=list(self.batches),
+            torn_calls=list(self.torn_calls),
             irreversible=False,
             token=self.token,
         )

@@ -165,3 +165,20 @@ def test_a_child_that_starts_again_has_no_call_to_roll_back(memory, place, monke
             raise KeyboardInterrupt
     with job.open(memory) as session, session.subagent("child", agent=job.agent):
         assert job.agent.memory == ["new"]
+
+
+def test_a_fork_of_a_part_of_a_call_goes_back_too(memory, place, monkeypatch):
+    def kill(*_):
+        raise Killed
+
+    job = Releases(place, "")
+    with monkeypatch.context() as patch:
+        patch.setattr(Rollback, "_apply", kill)
+        with job.open(memory, killed) as session:
+            job.run(session)
+    memory.fork("job", "copy")
+    with Session(
+        "copy", store=memory, agent=Agent(), provider=A, workspace=place, rebind=True
+    ) as copy:
+        assert copy.agent.memory == []
+    assert not (place / "released").exists()
