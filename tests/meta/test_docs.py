@@ -1,6 +1,7 @@
 """The documents: every Python block runs, every output shown is what it printed, every link leads
 somewhere, and the reference and the format page say what the code says."""
 
+import importlib
 import inspect
 import json
 import os
@@ -280,4 +281,5 @@ def test_the_reference_says_which_errors_are_also_built_in_ones() -> None:
 def test_the_format_page_has_every_tag() -> None:
     page = (ROOT / "docs" / "format-file-store.md").read_text(encoding="utf-8")
     shown = set(re.findall(r"^\| `(\$\w+)", page, flags=re.M))
+    importlib.import_module("agent_checkpoint.core.log")  # adds its tag
     assert shown == {*decode.TAG_HANDLERS, *scalars.DECODERS, "$type"}
