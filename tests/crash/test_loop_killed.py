@@ -34,7 +34,7 @@ def run(model, scratch):
             env={**child_environment(), **os.environ, **model.environment},
             capture_output=True,
             text=True,
-            timeout=3000,
+            timeout=6 * 3600,  # ends a hang; a busy machine takes long
         )
         assert done.returncode == 0, (done.stdout[-300:], done.stderr[-3000:])
         return [json.loads(line) for line in done.stdout.splitlines()]
