@@ -110,7 +110,10 @@ def kills(process, medium, sample, function, arguments):
             inject=f"{point.name}:signal=KILL:when={point.when}",
             trace=medium.trace,
         )
-        yield point, outcome
+        if outcome.was_killed:
+            yield point
+        else:  # a run may make a call less, such as the second part of a message
+            assert outcome.status == 0, outcome.errors
 
 
 @pytest.mark.slow
@@ -121,11 +124,8 @@ def test_a_killed_copy_is_completed_by_the_next(copy_process, medium, source, ke
     with CheckpointManager(source) as manager:
         states, ledgers = contents(manager)
     failures = Failures()
-    for point, outcome in kills(
-        copy_process, medium, sample, "run_copy", lambda url: (source, url, key)
-    ):
+    for point in kills(copy_process, medium, sample, "run_copy", lambda url: (source, url, key)):
         with failures.at(point), opened(medium.url, secret) as target:
-            assert outcome.was_killed, outcome.errors
             partial, records = contents(target)
             for name, found in partial.items():
                 numbers = sorted(states[name])[: len(found)]
@@ -158,9 +158,8 @@ def test_a_killed_rotation_leaves_a_key_that_opens_the_store(
     with CheckpointManager(source) as manager:
         expected = contents(manager)
     failures = Failures()
-    for point, outcome in kills(copy_process, medium, sample, "run_rotation", lambda url: (url,)):
+    for point in kills(copy_process, medium, sample, "run_rotation", lambda url: (url,)):
         with failures.at(point):
-            assert outcome.was_killed, outcome.errors
             valid = [key for key in (OLD_KEY, NEW_KEY) if opens(medium.url, key)]
             assert len(valid) == 1
             for keys in (valid, [NEW_KEY, OLD_KEY], [OLD_KEY, NEW_KEY]):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.checkpoint_entries import open_entry
 from agent_checkpoint.store.ledger.ledger_archive import whole_parts
 from agent_checkpoint.store.objects.references import with_references
-from agent_checkpoint.store.record_stream import RecordStream, record_log_stream, record_logs
+from agent_checkpoint.store.record_stream import RecordStream, record_log_stream
 from agent_checkpoint.store.sealed_streams import read_entries
 from agent_checkpoint.store.store import Store
 
@@ -16,13 +18,16 @@ _MOST_GAPS = 10_000
 target."""
 
 
-def copy_records(source: Store, target: Store, key: str, *, dry_run: bool) -> tuple[int, int]:
+def copy_records(
+    source: Store, target: Store, key: str, names: Iterable[str], *, dry_run: bool
+) -> tuple[int, int]:
     """Add the records of a key that the target lacks; return their number and bytes.
 
     Args:
         source: the store to read.
         target: the store to write; it has no records of the key but copies.
         key: the key.
+        names: the names of its logs.
         dry_run: only check and count.
 
     Raises:
@@ -31,9 +36,7 @@ def copy_records(source: Store, target: Store, key: str, *, dry_run: bool) -> tu
         StorageError: a medium failed.
     """
     count = size = 0
-    for owner, name in list(record_logs(source, key)):
-        if owner != key:
-            continue
+    for name in names:
         theirs = RecordStream(source, record_log_stream(key, name))
         ours = RecordStream(target, theirs.name)
         known = ours.newest()

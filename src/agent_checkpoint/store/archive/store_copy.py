@@ -44,6 +44,7 @@ from agent_checkpoint.store.objects.object_format import (
 )
 from agent_checkpoint.store.objects.reader import object_names
 from agent_checkpoint.store.objects.references import with_references
+from agent_checkpoint.store.record_stream import record_logs
 from agent_checkpoint.store.store import Store, key_not_found
 from agent_checkpoint.store.store_argument import store_for
 
@@ -171,9 +172,14 @@ class _Copy:
             self.target.format.check(writing=True)
         for lineage, is_needed in lineages.items():
             self._ledger(lineage, is_needed)
-        for key in [*(line.key for line in lines), *skipped]:
+        logs: dict[str, list[str]] = {}
+        for key, name in record_logs(self.source):  # one listing, not one for each key
+            logs.setdefault(key, []).append(name)
+        for key in sorted(logs.keys() & {*skipped, *(line.key for line in lines)}):
             if not self._is_live(key):
-                count, size = copy_records(self.source, self.target, key, dry_run=self.dry_run)
+                count, size = copy_records(
+                    self.source, self.target, key, logs[key], dry_run=self.dry_run
+                )
                 self.records += count
                 self.bytes += size
         for line in sorted(lines, key=self._begin):  # a fork after the key that it was forked from
