@@ -362,7 +362,7 @@ class CheckpointManager:
         Args:
             key: the key.
             n: how many to return at most.
-            before: an id or short form; only checkpoints before this one.
+            before: an id, also of a deleted checkpoint, or a short form; only those before it.
             tag: only checkpoints with this tag.
 
         Raises:
@@ -373,7 +373,7 @@ class CheckpointManager:
         self.background.flush()
         key = check_key(key)
         page = 100 if n is None or tag is not None else max(1, min(n, 100))
-        end = None if before is None else find_seq(self.store, before, key=key)
+        end = None if before is None else self._end(key, before)
         entries = self.store.entries(key, before=end, page=page)
         rows = (_row(key, entry.seq, entry.data) for entry in entries)
         if tag is not None:
@@ -704,6 +704,12 @@ class CheckpointManager:
                 # The block saved other checkpoints. The head of a key must be its current state.
                 draft = draft_from(target, target.key, Kind.ROLLBACK)
                 self.store.write(draft, parents=(target.id,))
+
+    def _end(self, key: str, before: str) -> int:
+        parsed = parse_checkpoint_id(before)
+        if parsed is not None and parsed.key == key:  # it may be deleted while pages are read
+            return parsed.seq
+        return find_seq(self.store, before, key=key)
 
     def _find(
         self, key: str, checkpoint_id: str | None = None, expected_head: str | None = None

@@ -3,7 +3,13 @@
 import pytest
 from langgraph.graph import START, StateGraph
 
-from agent_checkpoint import ConflictError, InvalidInputError, NotFoundError
+from agent_checkpoint import (
+    CheckpointManager,
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+    Workspace,
+)
 from agent_checkpoint.adapters.langgraph import CheckpointSaver
 from tests.adapters.langgraph.checkpoints import config, put
 from tests.adapters.langgraph.test_graphs import GraphState
@@ -100,6 +106,17 @@ def test_a_preview_does_not_take_the_workspace(tmp_path, directory):
         with pytest.raises(NotFoundError, match="There is no checkpoint"):
             saver.restore_files(config("b"), dry_run=True)
         put(saver, config("c"), {"n": 1})
+
+
+def test_a_workspace_and_a_manager_that_were_passed_stay_open(tmp_path, directory):
+    with CheckpointManager(tmp_path / "s") as manager:
+        with Workspace(directory, store=manager.store) as workspace:
+            with CheckpointSaver(manager, workspace=workspace) as saver:
+                where = put(saver, config(), {"n": 1})
+            (directory / "new.txt").touch()
+            workspace.restore(manager.history("langgraph/t")[0]["id"])
+            assert files(directory) == {}
+        assert CheckpointSaver(manager).get_tuple(where) is not None
 
 
 def test_a_saver_without_workspace_has_no_files(saver):

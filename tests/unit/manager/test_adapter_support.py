@@ -59,8 +59,11 @@ def test_a_history_can_be_read_in_pages_and_by_tag(manager: CheckpointManager) -
     assert [row["id"] for row in manager.history("k", tag="t1")] == [ids[4], ids[1]]
     assert [row["id"] for row in manager.history("k", 1, tag="t1", before=ids[4])] == [ids[1]]
     assert manager.history("k", tag="none") == []
-    with pytest.raises(NotFoundError):
-        manager.history("k", before="k_1-99")
+    manager.delete("k", ids[4])
+    assert [row["id"] for row in manager.history("k", 1, before=ids[4])] == [ids[3]]
+    for before in ("other_1-2", "@99"):
+        with pytest.raises(NotFoundError):
+            manager.history("k", before=before)
     with pytest.raises(NotFoundError):
         manager.history("other", tag="t1")
 

@@ -183,6 +183,7 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         self._is_ours = not isinstance(store, CheckpointManager)
         self.manager = store if isinstance(store, CheckpointManager) else CheckpointManager(store)
         """The manager of the store."""
+        self._owns_workspace = not isinstance(workspace, Workspace)
         if workspace is not None and not isinstance(workspace, Workspace):
             workspace = Workspace(workspace, store=self.manager.store)
         self.workspace = workspace
@@ -202,8 +203,8 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         return other
 
     def close(self) -> None:
-        """Close the store, unless it is that of a manager, and the workspace."""
-        if self.workspace is not None:
+        """Close the store and the workspace, unless they were passed as such."""
+        if self.workspace is not None and self._owns_workspace:
             self.workspace.close()
         if self._is_ours:
             self.manager.close()
@@ -652,7 +653,7 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
 
     def _load_newest(self, line: _Line, names: Sequence[str]) -> _Stored | None:
         """Return the checkpoint that was saved last; None if there is none."""
-        for _ in range(_TRIES):
+        for _ in range(2):
             if not self.manager.store.newest(line.key):
                 return None
             with suppress(NotFoundError):  # deleted meanwhile
@@ -836,7 +837,8 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         if not left:
             line.refs.clear()
             if refs:
-                self.manager.delete(line.key)
+                with suppress(NotFoundError):  # another process deleted it
+                    self.manager.delete(line.key)
             for key, name in self.manager.list_records(line.key):
                 if key == line.key:
                     self.manager.records(key, name).clear()
