@@ -751,6 +751,7 @@ class CheckpointManager:
     _afetch = in_thread(_fetch)
     astate_dict = in_thread(state_dict)
     alist_keys = in_thread(list_keys)
+    alist_records = in_thread(list_records)
     ahistory = in_thread(history)
     afork = in_thread(fork)
     adelete = in_thread(delete)
