@@ -448,7 +448,10 @@ def test_a_word_that_nobody_knows(word: str, work: Scene) -> None:
     )
     assert (done.returncode, done.stdout) == (1, b"")  # 2 would block the agent's call
     assert f"Unknown argument '{word}'" in done.stderr.decode()
-    assert "install, uninstall, status, stop, claude-code, codex, gemini." in done.stderr.decode()
+    assert (
+        "install, uninstall, status, stop, claude-code, codex, gemini, qwen."
+        in done.stderr.decode()
+    )
 
 
 def _python() -> list[str]:

@@ -66,9 +66,10 @@ class ModelServer(ThreadingHTTPServer):
 
 
 def _asks_for_summary(request: "dict[str, Any]") -> bool:
-    """Return whether an agent asks for a summary of the conversation, to compact it."""
+    """Return whether an agent asks for a summary of the conversation, or for memories of it."""
     last = json.dumps((request.get("messages") or request.get("input") or [""])[-1])
-    return "summary of the conversation" in last or "CONTEXT CHECKPOINT COMPACTION" in last
+    asked = ("summary of the conversation", "CONTEXT CHECKPOINT COMPACTION", "Managed memory has")
+    return any(words in last for words in asked)
 
 
 @contextmanager

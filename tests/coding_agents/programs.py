@@ -163,6 +163,17 @@ class ClaudeCode(Program):
             DISABLE_AUTOUPDATER="1",
         )
 
+    def accept_terms(self) -> None:
+        """Answer in advance what it asks on a terminal at the first start."""
+        answers = {
+            "hasCompletedOnboarding": True,
+            "theme": "dark",
+            "bypassPermissionsModeAccepted": True,
+            "customApiKeyResponses": {"approved": ["x"], "rejected": []},
+            "projects": {str(self.project): {"hasTrustDialogAccepted": True}},
+        }
+        (self.home / ".claude.json").write_text(json.dumps(answers))
+
     def _command(self, *words: str) -> "list[str]":
         options = ["--dangerously-skip-permissions", "--model", "claude-sonnet-4-5"]
         return ["claude", "-p", *options, *words]
@@ -260,6 +271,35 @@ class GeminiCli(Program):
         return self._command(prompt)
 
 
+class QwenCode(Program):
+    agent = "qwen"
+    package = "@qwen-code/qwen-code@0.24.4"
+    dialect = "anthropic"
+    shell = "run_shell_command"
+
+    def set_up(self) -> None:
+        script = install(self.package) / "@qwen-code" / "qwen-code" / "cli-entry.js"
+        self.program = [node(), str(script)]
+        self.environment.update(
+            ANTHROPIC_API_KEY="x",
+            ANTHROPIC_BASE_URL=self.model.url,
+            ANTHROPIC_MODEL="claude-sonnet-4-5",
+        )
+
+    def _command(self, prompt: str, *words: str) -> "list[str]":
+        return [*self.program, "--auth-type", "anthropic", "-y", *words, "-p", prompt]
+
+    def start(self, prompt: str) -> "list[str]":
+        return self._command(prompt, "--session-id", self.session)
+
+    def resume(self, prompt: str) -> "list[str]":
+        return self._command(prompt, "--resume", self.session)
+
+    def ask(self, command: str) -> Ask:
+        given = {"command": command, "description": "a test", "is_background": False}
+        return Ask(self.shell, given)
+
+
 PROGRAMS: "dict[str, type[Program]]" = {
-    program.agent: program for program in (ClaudeCode, Codex, GeminiCli)
+    program.agent: program for program in (ClaudeCode, Codex, GeminiCli, QwenCode)
 }

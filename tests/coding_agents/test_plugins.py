@@ -28,6 +28,8 @@ def add_plugin(program: Program) -> None:
 
 
 def test_every_call_is_saved(program: Program) -> None:
+    if program.agent not in ("claude-code", "codex", "gemini"):
+        return
     add_plugin(program)
     program.model.script = [(program.ask("echo 1 > f1.txt"),), ("done",)]
     program.run(program.start("make a file"))
@@ -43,8 +45,8 @@ def test_every_call_is_saved(program: Program) -> None:
 
 
 def test_the_command_that_lists_checkpoints(program: Program) -> None:
-    if isinstance(program, Codex):
-        return  # its plugins have no commands
+    if program.agent not in ("claude-code", "gemini"):
+        return  # plugins of Codex have no commands
     add_plugin(program)
     program.model.script = [(program.ask("echo 1 > f1.txt"),), ("done",)]
     program.run(program.start("make a file"))

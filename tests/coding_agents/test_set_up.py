@@ -34,7 +34,8 @@ def test_a_sub_directory_of_a_repository(program: Program) -> None:
 
 
 def test_settings_in_another_place(program: Program) -> None:
-    variable = {"claude-code": "CLAUDE_CONFIG_DIR", "codex": "CODEX_HOME"}.get(program.agent)
+    variables = {"claude-code": "CLAUDE_CONFIG_DIR", "codex": "CODEX_HOME", "qwen": "QWEN_HOME"}
+    variable = variables.get(program.agent)
     moved = program.home / "moved"
     program.command("hook", "uninstall", program.agent)
     if variable is None:
@@ -44,7 +45,7 @@ def test_settings_in_another_place(program: Program) -> None:
         (moved.parent / "x").rename(moved / ".gemini")
     else:
         program.environment[variable] = str(moved)
-        usual = program.home / {"codex": ".codex"}.get(program.agent, ".claude")
+        usual = program.home / {"codex": ".codex", "qwen": ".qwen"}.get(program.agent, ".claude")
         if usual.exists():
             usual.rename(moved)
     program.command("hook", "install", program.agent)

@@ -1,8 +1,8 @@
 """Hook events of coding agents. Owns parsing them into one type, and their labels.
 
 The formats are those documented by Claude Code 2.1.145 (hooks reference), Codex 0.129
-(`codex-rs/hooks/schema`) and Gemini CLI 0.26 (`docs/hooks/reference.md`), or newer. Unknown fields
-are ignored; required fields are checked.
+(`codex-rs/hooks/schema`), Gemini CLI 0.26 (`docs/hooks/reference.md`) and Qwen Code 0.24, or newer.
+Unknown fields are ignored; required fields are checked.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import short_repr
 
-CLAUDE, CODEX, GEMINI = "claude-code", "codex", "gemini"
-AGENTS = (CLAUDE, CODEX, GEMINI)
+CLAUDE, CODEX, GEMINI, QWEN = "claude-code", "codex", "gemini", "qwen"
+AGENTS = (CLAUDE, CODEX, GEMINI, QWEN)
 
 BEFORE, AFTER, BATCH, TURN = "before", "after", "batch", "turn"
 """Phases: before a tool call, after a tool call, after a batch of calls, or between turns."""
 
-PROGRAMS = {CLAUDE: "claude", CODEX: "codex", GEMINI: "gemini"}
+PROGRAMS = {CLAUDE: "claude", CODEX: "codex", GEMINI: "gemini", QWEN: "qwen"}
 """The name of each agent's program."""
 FILE_TOOLS = frozenset(
     {"Write", "Edit", "MultiEdit", "NotebookEdit", "write_file", "replace", "apply_patch"}
@@ -114,6 +114,8 @@ class Event(NamedTuple):
             words = ", ".join(call.words for call in self.calls)
             return _short(f"before {words}" if self.moment == BEFORE else words)
         words = _WORDS.get(self.name, self.name)
+        if self.agent == QWEN and self.name == "UserPromptSubmit" and not self.prompt:
+            words = "before a request"  # sent before each
         return _short(f"{words}: {self.prompt}" if self.prompt else words)
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from agent_checkpoint.agents.agent_events import CLAUDE, CODEX, GEMINI, call_words
+from agent_checkpoint.agents.agent_events import CLAUDE, CODEX, GEMINI, QWEN, call_words
 
 PROMPT, REPLY, CALL, RESULT, RESET = "prompt", "reply", "call", "result", "reset"
 """Kinds of items: a user's prompt, a part of a reply of the model, a tool call in it, the result of
@@ -179,7 +179,31 @@ def _read_gemini(record: dict[str, Any], cwd: str) -> Iterator[Item]:
                 yield Item(RESULT, call["id"])
 
 
-_READERS: dict[str, _Reader] = {CLAUDE: _read_claude, CODEX: _read_codex, GEMINI: _read_gemini}
+def _read_qwen(record: dict[str, Any], cwd: str) -> Iterator[Item]:
+    kind = record.get("type")
+    if kind == "system" and record.get("subtype") == "chat_compression":
+        yield Item(RESET)
+    elif kind == "user":
+        yield Item(PROMPT)
+    elif kind == "tool_result":
+        for part in record["message"]["parts"]:
+            if "functionResponse" in part:
+                yield Item(RESULT, part["functionResponse"]["id"])
+    elif kind == "assistant":
+        yield Item(REPLY, message=record["uuid"])
+        for part in record["message"]["parts"]:
+            call = part.get("functionCall")
+            if call is not None:
+                words = call_words(call["name"], call["args"], cwd)
+                yield Item(CALL, call["id"], record["uuid"], words)
+
+
+_READERS: dict[str, _Reader] = {
+    CLAUDE: _read_claude,
+    CODEX: _read_codex,
+    GEMINI: _read_gemini,
+    QWEN: _read_qwen,
+}
 
 
 def _is_context(parts: list[dict[str, Any]]) -> bool:

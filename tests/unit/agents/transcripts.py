@@ -104,6 +104,8 @@ class Session:
 
 
 def _id(agent: str, call: int) -> Optional[str]:
+    if agent == "qwen":
+        return f"another_{call}"  # the transcript has its own ids
     return None if agent == "gemini" else f"call_{call}"
 
 
@@ -111,15 +113,19 @@ _NOISE: "dict[str, list[dict[str, Any]]]" = {
     "claude-code": [{"raw": {"type": "attachment", "attachment": {"type": "date"}}}],
     "codex": [{"raw": {"type": "event_msg", "payload": {"type": "token_count"}}}],
     "gemini": [{"raw": {"$set": {"lastUpdated": "now"}}}],
+    "qwen": [{"raw": {"type": "system", "subtype": "ui_telemetry"}}],
 }
 _HEADS: "dict[str, list[dict[str, Any]]]" = {
     "claude-code": [{"raw": {"type": "queue-operation", "operation": "enqueue"}}],
     "codex": [{"raw": {"type": "session_meta", "payload": {"id": "s"}}}],
     "gemini": [{"raw": {"sessionId": "s", "projectHash": "h", "kind": "main"}}],
+    "qwen": [],
 }
 
 
 def _reply(agent: str, number: int, text: str, calls: Any) -> "list[dict[str, Any]]":
+    if agent == "qwen":
+        return [{"message": f"m{number}", "text": text, "calls": list(calls)}]
     if agent != "gemini":
         parts: list[dict[str, Any]] = [{"text": text}, *({"call": call} for call in calls)]
         return [{"message": f"m{number}", **part} for part in parts]
@@ -182,4 +188,17 @@ def _gemini(record: "dict[str, Any]") -> "dict[str, Any]":
     return found
 
 
-_RECORDS = {"claude-code": _claude, "codex": _codex, "gemini": _gemini}
+def _qwen(record: "dict[str, Any]") -> "dict[str, Any]":
+    if "prompt" in record:
+        return {"type": "user", "message": {"parts": [{"text": record["prompt"]}]}}
+    if "result" in record:
+        parts: list[Any] = [{"functionResponse": {"id": f"call_{record['result']}"}}]
+        return {"type": "tool_result", "message": {"parts": parts}}
+    parts = [{"text": record["text"]}]
+    for call in record["calls"]:
+        made = {"id": f"call_{call}", "name": "Bash", "args": {"command": f"make {call}"}}
+        parts.append({"functionCall": made})
+    return {"type": "assistant", "uuid": record["message"], "message": {"parts": parts}}
+
+
+_RECORDS = {"qwen": _qwen, "claude-code": _claude, "codex": _codex, "gemini": _gemini}

@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
     except BaseException as error:  # including bugs: the agent must not fail because of the hook
         log_failure(f"{agent or 'hook'}: {type(error).__name__}: {error}")
     finally:
-        if agent not in ("claude-code", "codex"):
+        if agent not in ("claude-code", "codex", "qwen"):
             _write(1, b"{}\n")  # Gemini CLI requires JSON on stdout
     return 0
 

@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from agent_checkpoint.agents.agent_events import AFTER, BATCH, BEFORE, CODEX, TURN, moment_of
+from agent_checkpoint.agents.agent_events import (
+    AFTER,
+    BATCH,
+    BEFORE,
+    CLAUDE,
+    CODEX,
+    QWEN,
+    TURN,
+    moment_of,
+)
 from agent_checkpoint.agents.session_note import SessionNote
 from agent_checkpoint.agents.transcript_lines import Conversation, Step, read_conversation
 from agent_checkpoint.errors import InvalidInputError
@@ -61,8 +70,13 @@ class _Place(NamedTuple):
 
 
 def _has_no_place(note: SessionNote, call: str | None) -> bool:
-    """Return whether transcripts do not have the id of a call. Codex has ids of its code mode."""
-    return call is None or (note.agent == CODEX and call.startswith("exec-"))
+    """Return whether transcripts do not have the id of a call.
+
+    Gemini CLI reports no ids, Qwen Code others, and so does Codex in its code mode.
+    """
+    if call is None or note.agent == QWEN:
+        return True
+    return note.agent == CODEX and call.startswith("exec-")
 
 
 def cut_at(
@@ -145,7 +159,8 @@ def _step_of(note: SessionNote, said: Conversation, length: int) -> tuple[Step |
     for step in said.steps:  # the first whose results were not written yet
         if step.calls and (not step.is_complete or max(step.results.values()) >= length):
             words = {call.words for call in note.calls}
-            is_named = bool(ids) or bool(words & set(step.calls.values()))
+            # A program in code mode, or a sub-agent, makes calls that the transcript does not have.
+            is_named = note.agent in (CLAUDE, CODEX) or words & set(step.calls.values())
             return (step if is_named else None), False
     return None, False
 

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agent_checkpoint.agents.agent_events import CLAUDE, CODEX, GEMINI
+from agent_checkpoint.agents.agent_events import CLAUDE, CODEX, GEMINI, QWEN
 from agent_checkpoint.agents.settings.hook_command import command_of, is_ours, store_in
 from agent_checkpoint.agents.settings.jsonc import (
     JsonNode,
@@ -81,6 +81,19 @@ FORMATS = {
         1000,
         True,
         "Gemini CLI warns about new hooks of a project before it runs them.",
+    ),
+    QWEN: SettingsFormat(
+        ("QWEN_HOME", "", ".qwen"),
+        "settings.json",
+        ".qwen/settings.json",
+        (
+            *("UserPromptSubmit", "PreToolUse", "PostToolUse", "PostToolUseFailure"),
+            *("PostToolBatch", "PreCompact", "Stop", "SessionEnd"),
+        ),
+        (),
+        1,
+        True,
+        "Restart running sessions to load the hook.",
     ),
 }
 _TIMEOUT = 30

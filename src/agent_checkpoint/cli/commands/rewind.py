@@ -39,10 +39,15 @@ _RESUME = {
     "claude-code": "claude --resume {}",
     "codex": "codex resume {}",
     "gemini": "gemini --resume {}",
+    "qwen": "qwen --resume {}",
 }
 _POLL_SECONDS = 0.2
 _MOST_NAMED = 5
-_START = {"claude-code": "claude --session-id {}", "gemini": "gemini"}
+_START = {
+    "claude-code": "claude --session-id {}",
+    "gemini": "gemini",
+    "qwen": "qwen --session-id {}",
+}
 """The commands that start a session without a conversation."""
 
 

@@ -1,0 +1,87 @@
+"""Claude Code on a terminal: what is saved, what is noticed, and what the resumed model hears."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.coding_agents.programs import ClaudeCode, Program
+
+pytestmark = pytest.mark.slow
+
+
+class Terminal:
+    """An agent on a terminal that a test types on."""
+
+    def __init__(self, program: Program, command: "list[str]") -> None:
+        self._main, other = pty.openpty()
+        environment = {**program.environment, "TERM": "xterm-256color"}
+        self.process = subprocess.Popen(
+            command,
+            cwd=program.project,
+            env=environment,
+            stdin=other,
+            stdout=other,
+            stderr=other,
+            start_new_session=True,
+        )
+        os.close(other)
+
+    def type(self, text: str) -> None:
+        os.write(self._main, text.encode())
+
+    def wait_for(self, condition: "Callable[[], Any]", seconds: float = 120) -> None:
+        """Read what the agent draws until a condition holds."""
+        until = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < until, "it did not come about"
+            if select.select([self._main], [], [], 0.1)[0]:
+                os.read(self._main, 1 << 16)
+
+    def close(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        os.close(self._main)
+
+
+def labels(program: Program) -> "list[str]":
+    try:
+        rows = program.command("rewind", "-N", "100")["checkpoints"]
+    except AssertionError:  # nothing was saved yet
+        return []
+    return [row["label"] for row in rows]
+
+
+def test_a_session_on_a_terminal(program: Program) -> None:
+    if not isinstance(program, ClaudeCode):
+        return
+    program.accept_terms()
+    begin = ["claude", "--dangerously-skip-permissions", "--model", "claude-sonnet-4-5"]
+    asked = [program.ask(f"echo {number} > f{number}.txt") for number in (1, 2)]
+    program.model.script = [(asked[0],), (asked[1],), ("done",)]
+    terminal = Terminal(program, [*begin, "--session-id", program.session, "make two files"])
+    try:
+        terminal.wait_for(lambda: "end of turn" in labels(program))
+        rows = program.command("rewind", "-N", "100")["checkpoints"]
+        row = next(row for row in rows if row["label"].startswith("Bash echo 1"))
+        with pytest.raises(AssertionError, match="has this session open"):
+            program.command("rewind", row["id"], "--yes")
+    finally:
+        terminal.close()
+    heard = list(program.model.heard)
+    program.command("rewind", row["id"], "--yes")  # it was killed, and is not running any more
+    assert program.files() == ["f1.txt"]
+    program.model.heard.clear()
+    terminal = Terminal(program, [*begin, "--resume", program.session, "continue from here"])
+    try:
+        terminal.wait_for(lambda: program.model.heard)
+    finally:
+        terminal.close()
+    said = program.said(program.model.heard[0])
+    assert said == [*program.said(heard[1]), ("user", "continue from here")]
