@@ -614,3 +614,16 @@ def test_other_sessions_in_the_directory_are_named(work: Scene) -> None:
 @pytest.mark.parametrize("way", ["--yes", "--dry-run"])
 def test_saved_files_are_not_called_unsaved(way: str, work: Scene) -> None:
     assert "never saved" not in work.command("rewind", "@1", way)
+
+
+def test_after_an_undo_the_line_of_work_goes_on(late: Scene) -> None:
+    """Its transcript is that of the line again, also if the safety checkpoint is gone."""
+    told = json.loads(late.command("rewind", "toolu_2", "--yes", "--json"))
+    late.command("rewind", told["safety_id"], "--yes")
+    with late.manager() as manager:
+        for row in manager.history(CLAUDE):
+            if row["kind"] == "safety":
+                manager.delete(CLAUDE, row["id"])
+    told = json.loads(late.command("rewind", "toolu_3", "--yes", "--json"))
+    assert told["warning"] is None
+    assert now(late)[0] == [1, 2, -2, 3, -3]

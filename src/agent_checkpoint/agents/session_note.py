@@ -18,6 +18,8 @@ PART = "hook"
 """The name of the part."""
 TRANSCRIPT = "transcript"
 """The name of the part with the conversation."""
+REWIND = "rewind"
+"""The event in notes of checkpoints that a rewind writes."""
 _FILE = {"path": str, "lines": int, "bytes": int, "ended": bool, "digest": str}
 _REWIND = {"target": str, "files": bool, "conversation": bool, "exclude": list}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from agent_checkpoint.agents.rewind.transcript_cut import Row
-from agent_checkpoint.agents.session_note import TRANSCRIPT, SessionNote, read_note
+from agent_checkpoint.agents.session_note import REWIND, TRANSCRIPT, SessionNote, read_note
 from agent_checkpoint.agents.transcript_file import Transcript
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.state_codec import decode_part
@@ -14,6 +14,7 @@ from agent_checkpoint.errors import UNUSABLE, IntegrityError, StorageError
 from agent_checkpoint.records import (
     ROLLBACK_KINDS,
     Checkpoint,
+    Kind,
     parse_checkpoint_id,
     short_repr,
 )
@@ -54,14 +55,22 @@ class LineOfWork:
             self._target.key, after=self._target.seq, oldest_first=True
         ):
             found = self._read(entry.seq, entry.data)
-            self.is_current = (
-                found is not None
-                and found[0].kind not in ROLLBACK_KINDS
-                and not line.isdisjoint(found[0].parents[:1])
+            self.is_current = found is not None and (
+                self._is_undo(*found)
+                or (
+                    found[0].kind not in ROLLBACK_KINDS
+                    and not line.isdisjoint(found[0].parents[:1])
+                )
             )
             if found is not None and self.is_current:
                 line.add(found[0].id)
                 yield found
+
+    def _is_undo(self, checkpoint: Checkpoint, note: SessionNote) -> bool:
+        """Return whether a rewind went back to something that came after the target."""
+        parent = parse_checkpoint_id(checkpoint.parents[0]) if checkpoint.parents else None
+        is_rewind = checkpoint.kind == Kind.ROLLBACK and note.event == REWIND
+        return is_rewind and parent is not None and parent.seq > self._target.seq
 
     def earlier(self) -> Iterator[Row]:
         """Iterate over what led to the checkpoint, newest first."""

@@ -32,7 +32,7 @@ from agent_checkpoint.agents.rewind.own_changes import (
 from agent_checkpoint.agents.rewind.transcript_change import TranscriptChange
 from agent_checkpoint.agents.rewind.transcript_cut import cut_at
 from agent_checkpoint.agents.session_lock import hold_session_lock
-from agent_checkpoint.agents.session_note import PART, TRANSCRIPT, SessionNote, read_note
+from agent_checkpoint.agents.session_note import PART, REWIND, TRANSCRIPT, SessionNote, read_note
 from agent_checkpoint.agents.transcript_file import Transcript, remove_stale_replacement
 from agent_checkpoint.agents.transcript_lines import read_conversation
 from agent_checkpoint.core.codec.encode import encode
@@ -57,9 +57,6 @@ from agent_checkpoint.workspace.restore.transition import SafetySnapshot
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_edit import EditedTree
 from agent_checkpoint.workspace.workspace import Workspace, WorkspaceFiles
-
-REWIND = "rewind"
-"""The event in notes of checkpoints that a rewind writes."""
 
 
 class Rewind:

@@ -146,7 +146,7 @@ def _find_step(note: SessionNote, lines: list[str], later: Iterable[Row]) -> _Pl
             best = _Place(source, found, before, after, by_id)
             if found.is_complete or after < len(source):
                 break
-        elif max(starts, default=-1) >= len(lines):  # something else was said next
+        elif max((*said.prompts, *said.resets), default=-1) >= len(lines):  # another turn
             break
     return best
 
@@ -156,12 +156,15 @@ def _step_of(note: SessionNote, said: Conversation, length: int) -> tuple[Step |
     for step in reversed(said.steps):
         if ids & step.calls.keys():
             return step, True
-    for step in said.steps:  # the first whose results were not written yet
+    # The first step whose results were not written yet, unless another turn has begun before it.
+    limit = min((line for line in said.prompts if line >= length), default=None)
+    for step in said.steps:
         if step.calls and (not step.is_complete or max(step.results.values()) >= length):
             words = {call.words for call in note.calls}
             # A program in code mode, or a sub-agent, makes calls that the transcript does not have.
             is_named = note.agent in (CLAUDE, CODEX) or words & set(step.calls.values())
-            return (step if is_named else None), False
+            is_same_turn = limit is None or step.start < limit
+            return (step if is_named and is_same_turn else None), False
     return None, False
 
 
