@@ -73,6 +73,8 @@ if TYPE_CHECKING:
     from agent_checkpoint.session.session import Session as Session
     from agent_checkpoint.session.session_list import SessionRow as SessionRow
     from agent_checkpoint.session.session_list import list_sessions as list_sessions
+    from agent_checkpoint.session.steps.step import Step as Step
+    from agent_checkpoint.session.steps.step import StepCall as StepCall
     from agent_checkpoint.session.subagent import Subagent as Subagent
     from agent_checkpoint.session.tasks import Task as Task
     from agent_checkpoint.session.tasks import Tasks as Tasks
@@ -90,6 +92,10 @@ if TYPE_CHECKING:
     from agent_checkpoint.store.maintenance.retention import KeepTagged as KeepTagged
     from agent_checkpoint.store.maintenance.retention import Policy as Policy
     from agent_checkpoint.store.maintenance.verify import VerifyReport as VerifyReport
+    from agent_checkpoint.trajectory.bisection import Bisection as Bisection
+    from agent_checkpoint.trajectory.bisection import bisect as bisect
+    from agent_checkpoint.trajectory.probes import Probe as Probe
+    from agent_checkpoint.trajectory.probes import ProbeBranch as ProbeBranch
     from agent_checkpoint.workspace.restore.plan import Plan as Plan
     from agent_checkpoint.workspace.tree.snapshot import PathNote as PathNote
     from agent_checkpoint.workspace.tree.snapshot import Tree as Tree
@@ -154,6 +160,7 @@ _OWNERS = {
     "session.rollback.rollback_report": ("RollbackReport",),
     "session.session": ("Branch", "Session"),
     "session.session_list": ("SessionRow", "list_sessions"),
+    "session.steps.step": ("Step", "StepCall"),
     "session.tasks": ("Task", "Tasks"),
     "session.subagent": ("Subagent",),
     "session.tools.tool": ("tool",),
@@ -170,6 +177,8 @@ _OWNERS = {
         "Policy",
     ),
     "store.maintenance.verify": ("VerifyReport",),
+    "trajectory.bisection": ("Bisection", "bisect"),
+    "trajectory.probes": ("Probe", "ProbeBranch"),
     "transcripts": ("transcripts",),  # the module itself
     "workspace.restore.plan": ("Plan",),
     "workspace.tree.snapshot": ("PathNote", "Tree"),

@@ -250,6 +250,7 @@ def test_the_reference_has_every_public_method_as_it_is(owner: str) -> None:
         "KeepNewerThan",
         "KeepTagged",
         "Workspace",
+        "bisect",
         "checkpoint",
         "explore",
         "register_alias",

@@ -59,6 +59,8 @@ class Parser(argparse.ArgumentParser):
 
     examples = ""
     """Example lines for the end of the help."""
+    takes_command = False
+    """Whether the words after `--` are a command, which becomes `argv`."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, "add_help": False, **options})
@@ -104,6 +106,10 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the arguments. Exits with a usage error on unknown options."""
+        if self.takes_command:
+            words = list(args)
+            end = words.index("--") if "--" in words else len(words)
+            args, namespace.argv = words[:end], words[end + 1 :]
         found, left = super().parse_known_args(args, namespace)
         strange = [text for text in left if text.startswith("-") and text != "-"]
         if strange:

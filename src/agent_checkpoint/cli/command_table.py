@@ -46,7 +46,8 @@ class CommandRow:
         return import_module(f"agent_checkpoint.cli.commands.{self.module}")
 
 
-FILES, SESSIONS, STORE, MORE = "files", "sessions", "store", "more"
+FILES, SESSIONS, TRAJECTORY = "files", "sessions", "trajectory"
+STORE, MORE = "store", "more"
 
 COMMANDS = (
     CommandRow("save", "save a checkpoint of a directory", FILES, makes_store=True),
@@ -64,6 +65,7 @@ COMMANDS = (
     CommandRow("approvals", "list, approve or deny tool calls that need approval", SESSIONS),
     CommandRow("hook", "save a checkpoint at every tool call of a coding agent", SESSIONS),
     CommandRow("rewind", "rewind a coding agent to an earlier tool call", SESSIONS),
+    CommandRow("bisect", "find the step after which a test fails", TRAJECTORY),
     CommandRow("keys", "list all keys", STORE),
     CommandRow("stats", "show the number and size of checkpoints and objects", STORE),
     CommandRow("verify", "check the integrity of every checkpoint and object", STORE),

@@ -145,7 +145,7 @@ def walk(store: Store, key: str) -> Iterator[Checkpoint]:
         while target is not None and target not in seen:
             seen.add(target)
             key, before = target.key, target.seq
-            at_target = _at(store, target) if _may_be_key(target.key) else None
+            at_target = read_at(store, target)
             target = None if at_target is None else _target(at_target)
             if target is None:
                 break
@@ -171,7 +171,7 @@ def _find(
     """Return the key that `text` refers to, and the checkpoint if it exists."""
     parsed = parse_checkpoint_id(text)
     if parsed is not None and parsed.key == key:
-        return parsed.key, _at(store, parsed)
+        return parsed.key, read_at(store, parsed)
     head = store.head(text) if _may_be_key(text) else None
     if head is None:
         return _find_in(store, _completed(text, base))
@@ -192,7 +192,7 @@ def _find_in(store: Store, text: str) -> tuple[str, Checkpoint | None]:
     """Resolve an id or a short form, ignoring a key with the same name as `text`."""
     parsed = parse_checkpoint_id(text)
     if parsed is not None and _may_be_key(parsed.key):
-        return parsed.key, _at(store, parsed)
+        return parsed.key, read_at(store, parsed)
     short = _SHORT.fullmatch(text)
     if short is None or not _may_be_key(short["key"]):
         return text, None
@@ -219,8 +219,12 @@ def _not_found(store: Store, text: str) -> NotFoundError:
     return key_not_found(text, store)
 
 
-def _at(store: Store, wanted: CheckpointId) -> Checkpoint | None:
-    checkpoint = store.read(wanted.key, wanted.seq)
+def read_at(store: Store, wanted: CheckpointId) -> Checkpoint | None:
+    """Return the checkpoint with a parsed id; None if it was removed, or the key is invalid.
+
+    Raises the same errors as `Store.read`.
+    """
+    checkpoint = store.read(wanted.key, wanted.seq) if _may_be_key(wanted.key) else None
     is_same = checkpoint is not None and checkpoint.ts_ns == wanted.ts_ns
     return checkpoint if is_same else None
 

@@ -174,7 +174,7 @@ class Staging:
                         )
                     write_all(file, blob.payload)
                 else:
-                    _write_chunks(file, item, get)
+                    write_chunks(file, item, get)
                 os.fchmod(file, item.mode)
                 if self._count <= FSYNC_EACH_MAX:
                     os.fsync(file)
@@ -384,7 +384,8 @@ def _remove_files(staging: int, folder: bytes) -> None:
     os.rmdir(folder, dir_fd=staging)
 
 
-def _write_chunks(file: int, item: Item, get: Get) -> None:
+def write_chunks(file: int, item: Item, get: Get) -> None:
+    """Write the content of a file that is stored in chunks. Raises IntegrityError, OSError."""
     whole = ContentHash()
     for piece in pieces(get, item):
         whole.add(piece)

@@ -1,0 +1,99 @@
+"""The line of a checkpoint: the checkpoints that led to its content. Read-only.
+
+A rollback, a fork and an open stand for the checkpoint whose content they copy, so that the line
+has no checkpoints that a rollback passed over. An adopted fork is followed into the fork.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from agent_checkpoint.records import (
+    SAME_CONTENT,
+    Checkpoint,
+    CheckpointId,
+    Kind,
+    parse_checkpoint_id,
+    same_json,
+)
+from agent_checkpoint.store.lookup import read_at
+from agent_checkpoint.store.store import Store
+from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
+
+
+def line_of(store: Store, end: Checkpoint) -> list[Checkpoint]:
+    """Return the checkpoints that led to a checkpoint and itself, oldest first.
+
+    Raises:
+        IntegrityError: a checkpoint is damaged.
+        StorageError: the medium failed.
+    """
+    return list(_newest_first(store, end))[::-1]
+
+
+def original(store: Store, checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint of a line that a rollback, a fork or an open stands for.
+
+    Raises the same errors as `line_of`.
+    """
+    return _original(store, checkpoint).checkpoint
+
+
+def _newest_first(store: Store, end: Checkpoint) -> Iterator[Checkpoint]:
+    seen: set[tuple[str, int]] = set()  # a crafted store may have cycles
+    entries: Iterator[Checkpoint] | None = iter([end])
+    is_end = True
+    key = end.key
+    while entries is not None:
+        following = None
+        for checkpoint in entries:
+            if checkpoint.kind == Kind.SAFETY and not is_end:
+                continue
+            is_end = False
+            found = _original(store, checkpoint)
+            place = found.checkpoint.key, found.checkpoint.seq
+            if place in seen:
+                return
+            seen.add(place)
+            yield found.checkpoint
+            if found.before != (key, checkpoint.seq) or checkpoint is end:
+                following = found.before
+                break
+        if following is None:
+            return
+        key, before = following
+        entries = store.newest_first(key, before=before)
+
+
+class _Original(NamedTuple):
+    """The checkpoint that another one stands for, and the position where the line continues."""
+
+    checkpoint: Checkpoint
+    before: tuple[str, int]
+
+
+def _original(store: Store, checkpoint: Checkpoint) -> _Original:
+    """Return the checkpoint whose content a checkpoint copies; itself if it copies none."""
+    before, seen = (checkpoint.key, checkpoint.seq), {checkpoint.id}
+    while True:
+        target = _target(store, checkpoint)
+        if target is None or str(target) in seen:
+            return _Original(checkpoint, before)
+        seen.add(str(target))
+        before = (target.key, target.seq)
+        found = read_at(store, target)
+        if found is None:  # pruned: the line continues at its position
+            return _Original(checkpoint, before)
+        checkpoint = found
+
+
+def _target(store: Store, checkpoint: Checkpoint) -> CheckpointId | None:
+    if checkpoint.kind in SAME_CONTENT and checkpoint.parents:
+        return parse_checkpoint_id(checkpoint.parents[0])
+    if checkpoint.kind == Kind.ADOPT and len(checkpoint.parents) > 1:
+        target = parse_checkpoint_id(checkpoint.parents[1])
+        fork = None if target is None else read_at(store, target)
+        if fork is not None and same_json(fork.parts.get(FILES), checkpoint.parts.get(FILES)):
+            return target  # otherwise files were merged, which is a step of its own
+    return None
