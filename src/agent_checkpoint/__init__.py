@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.errors import MigrationError as MigrationError
     from agent_checkpoint.errors import NotFoundError as NotFoundError
     from agent_checkpoint.errors import RestoreIncompleteError as RestoreIncompleteError
+    from agent_checkpoint.errors import RevertConflictError as RevertConflictError
     from agent_checkpoint.errors import RollbackRefusedError as RollbackRefusedError
     from agent_checkpoint.errors import StateError as StateError
     from agent_checkpoint.errors import StateMismatchError as StateMismatchError
@@ -68,6 +69,8 @@ if TYPE_CHECKING:
     from agent_checkpoint.session.explore.explore import explore as explore
     from agent_checkpoint.session.explore.outcome import Outcome as Outcome
     from agent_checkpoint.session.explore.outcome import Summary as Summary
+    from agent_checkpoint.session.revert.revert import RevertReport as RevertReport
+    from agent_checkpoint.session.revert.step_removal import RevertConflict as RevertConflict
     from agent_checkpoint.session.rollback.rollback_report import RollbackReport as RollbackReport
     from agent_checkpoint.session.session import Branch as Branch
     from agent_checkpoint.session.session import Session as Session
@@ -137,6 +140,7 @@ _OWNERS = {
         "MigrationError",
         "NotFoundError",
         "RestoreIncompleteError",
+        "RevertConflictError",
         "RollbackRefusedError",
         "StateError",
         "StateMismatchError",
@@ -157,6 +161,8 @@ _OWNERS = {
     "session.explore.backtrack": ("Backtracking", "backtrack"),
     "session.explore.explore": ("explore",),
     "session.explore.outcome": ("Outcome", "Summary"),
+    "session.revert.revert": ("RevertReport",),
+    "session.revert.step_removal": ("RevertConflict",),
     "session.rollback.rollback_report": ("RollbackReport",),
     "session.session": ("Branch", "Session"),
     "session.session_list": ("SessionRow", "list_sessions"),

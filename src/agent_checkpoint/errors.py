@@ -10,6 +10,7 @@
     ├ ConflictError                     unexpected head; retry or fork
     ├ EffectError: EffectConflictError, EffectUnknownError, RollbackRefusedError,
     │              ApprovalDeniedError
+    ├ RevertConflictError               overlapping edits; nothing was applied
     ├ WorkspaceError: UnsafeWorkspaceError, RestoreIncompleteError
     ├ IntegrityError                    stored data is damaged or missing
     ├ FormatError                       unsupported format; upgrade the package
@@ -131,6 +132,14 @@ class ApprovalDeniedError(EffectError):
     def __init__(self, message: str, reason: str = "") -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class RevertConflictError(CheckpointError):
+    """Later work overlaps a step to revert; nothing was applied. `report` has the conflicts."""
+
+    def __init__(self, message: str, report: object = None, *, hint: Hint | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.report = report
 
 
 class WorkspaceError(CheckpointError):

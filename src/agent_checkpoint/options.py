@@ -13,6 +13,7 @@ from agent_checkpoint.records import short_repr
 
 BackendName = Literal["memory", "file", "sqlite"]
 Compression = Literal["zlib", "zstd"]
+Conflicts = Literal["refuse", "markers"]
 Driver = Literal["auto", "overlay", "reflink", "copy"]
 Durability = Literal["full", "fast"]
 ForkEffects = Literal["refuse", "allow"]

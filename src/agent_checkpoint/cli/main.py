@@ -121,12 +121,14 @@ def status_of(error: Exception) -> int:
         ConflictError,
         InvalidInputError,
         NotFoundError,
+        RevertConflictError,
         RollbackRefusedError,
         UnsafeWorkspaceError,
     )
 
     if isinstance(error, NotFoundError):
         return MISSING
-    if isinstance(error, (ConflictError, RollbackRefusedError, UnsafeWorkspaceError)):
+    refusals = ConflictError, RevertConflictError, RollbackRefusedError, UnsafeWorkspaceError
+    if isinstance(error, refusals):
         return REFUSED
     return USAGE_ERROR if isinstance(error, InvalidInputError) else FAILED

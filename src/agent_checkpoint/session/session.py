@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -28,6 +28,7 @@ from agent_checkpoint.formatting import format_count
 from agent_checkpoint.manager.checkpoint_parts import check_text
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.options import (
+    Conflicts,
     Driver,
     Every,
     ForkEffects,
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.records import HistoryRow
     from agent_checkpoint.session.branch.session_fork import ForkPoint
     from agent_checkpoint.session.branch.trial import Trial
+    from agent_checkpoint.session.revert.revert import RevertReport
     from agent_checkpoint.store.store_argument import StoreLike
     from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
 
@@ -372,6 +374,42 @@ class Session(SessionAgent):
         """Undo the last rollback, restore or adopt. Raises the same errors as `rollback`."""
         self._state.check_open()
         return Rollback(self._state, undo_target(self.manager.store, self.key)).run("warn")
+
+    def revert(
+        self,
+        step: str | Sequence[str],
+        *,
+        conflicts: Conflicts = "refuse",
+        dry_run: bool = False,
+        only_if: RevertReport | None = None,
+    ) -> RevertReport:
+        """Take the file changes of a step out and keep all later work; `undo` takes that back.
+
+        State and conversation are not changed. A safety checkpoint is saved first. Changes that
+        another session may have made at the same time are kept and listed.
+
+        Args:
+            step: the checkpoint that ends the step, such as `@17`; `@17..@20`, or a list, for more.
+            conflicts: what to do where later work overlaps the step: `refuse`, or write conflict
+                `markers` to the files.
+            dry_run: return the report and change nothing.
+            only_if: the report of a dry run; refuse if the files changed since.
+
+        Raises:
+            RevertConflictError: later work overlaps; nothing was changed. See its `report`.
+            NotFoundError: there is no such checkpoint.
+            InvalidInputError: the session has no files, or a rollback passed over the step.
+            ConflictError: tools are running, another process has opened the session, or `only_if`
+                is out of date.
+            WorkspaceError: the files cannot be changed.
+        """
+        with block_forks():
+            from agent_checkpoint.session.revert.revert import Revert  # rarely needed
+
+        self._state.check_open()
+        check_option("conflicts", conflicts, Conflicts)
+        operation = Revert(self._state, step, conflicts)
+        return operation.preview_revert() if dry_run else operation.revert(only_if)
 
     # -- fork ------------------------------------------------------------------------------------
 

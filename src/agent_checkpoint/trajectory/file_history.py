@@ -11,7 +11,7 @@ from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.restore.plan import is_git_index
-from agent_checkpoint.workspace.tree.compare import Change, Side, differences
+from agent_checkpoint.workspace.tree.compare import tree_changes
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import FOLDER
 
@@ -78,12 +78,3 @@ class FileHistory:
             for path, at in self._changed.items()
             if bisect_right(at, low) != bisect_right(at, high)
         ]
-
-
-def tree_changes(before: Tree | None, after: Tree) -> list[Change]:
-    """Return the differences between two trees; all of the second if there is no first.
-
-    Raises the same errors as `differences`.
-    """
-    old = Side(None, after.get) if before is None else Side(before.root.ref, before.get)
-    return list(differences(old, Side(after.root.ref, after.get)))

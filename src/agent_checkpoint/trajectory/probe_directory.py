@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent_checkpoint.backends.os_support.posix import make_directory
-from agent_checkpoint.trajectory.file_history import FileHistory, tree_changes
+from agent_checkpoint.trajectory.file_history import FileHistory
 from agent_checkpoint.workspace.fork.drivers import (
     ForkPaths,
     begin_fork,
@@ -29,6 +29,7 @@ from agent_checkpoint.workspace.fork.namespace_view import view_command
 from agent_checkpoint.workspace.fork.overlay_mount import mount_overlay, wrap_errors
 from agent_checkpoint.workspace.fork.tree_copy import copy_tree
 from agent_checkpoint.workspace.fork.tree_update import TreeUpdate, set_times
+from agent_checkpoint.workspace.tree.compare import tree_changes
 from agent_checkpoint.workspace.tree.snapshot import Tree
 
 _NOT_INHERITED = (

@@ -12,6 +12,7 @@ from agent_checkpoint.errors import NotFoundError
 from agent_checkpoint.formatting import shell_quote
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint, Kind, parse_checkpoint_id, short_repr
+from agent_checkpoint.session.revert.revert import REVERTED
 from agent_checkpoint.session.rollback.rollback_target import LastOperation, last_operation
 from agent_checkpoint.session.session_record import SESSION_PART
 
@@ -89,7 +90,7 @@ def _last_of(
 def _what(done: Checkpoint) -> str:
     """Return what an operation did, to which checkpoint, and when."""
     key, when = one_line(done.key, 200), format_time(done.ts_ns / 1e9)
-    if (done.label or "").startswith(RESTORED):
+    if (done.label or "").startswith((RESTORED, REVERTED)):
         return f"{one_line(done.label, 200)}, {when}"
     place = parse_checkpoint_id(done.parents[-1]) if done.parents else None
     if place is None:

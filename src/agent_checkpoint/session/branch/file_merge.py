@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from agent_checkpoint.workspace.tree.compare import Change, Side, differences, is_same
+from agent_checkpoint.workspace.tree.compare import Change, is_same, tree_changes
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import FOLDER
 
@@ -51,8 +51,7 @@ def merge(base: Tree, ours: Tree, theirs: Tree) -> Merge:
 
 
 def _edits(before: Tree, after: Tree) -> dict[bytes, Change]:
-    sides = Side(before.root.ref, before.get), Side(after.root.ref, after.get)
-    return {change.path: change for change in differences(*sides)}
+    return {change.path: change for change in tree_changes(before, after)}
 
 
 def _agree(mine: Change, other: Change) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent_checkpoint.store.objects.object_format import Object
 from agent_checkpoint.workspace.tree.dir_state import READ_AGAIN, DirState
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, Get, Item, read_directory
 from agent_checkpoint.workspace.tree.tree_limits import TreeSizeLimit
+
+if TYPE_CHECKING:
+    from agent_checkpoint.workspace.tree.snapshot import Tree
 
 _EXECUTABLE = 0o111
 _BATCH = 500
@@ -130,6 +133,15 @@ def differences(
         ahead[0].read([(below.place, other.place) for _, below, other in deeper])
         ahead[1].read([(below.place, other.place) for _, other, below in deeper])
         stack += reversed(deeper)
+
+
+def tree_changes(before: Tree | None, after: Tree) -> list[Change]:
+    """Return the entries that differ between two trees; all of the second without a first one.
+
+    Raises the same errors as `differences`.
+    """
+    old = Side(None, after.get) if before is None else Side(before.root.ref, before.get)
+    return list(differences(old, Side(after.root.ref, after.get)))
 
 
 class _ReadAhead:

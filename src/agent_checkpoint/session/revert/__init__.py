@@ -1,0 +1,1 @@
+"""Takes single steps out of a directory and keeps the rest."""

@@ -1,0 +1,419 @@
+"""`session.revert`: one step is taken out, later work stays."""
+
+import os
+
+import pytest
+
+from agent_checkpoint import (
+    CheckpointManager,
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+    RevertConflictError,
+    Session,
+    tool,
+)
+from agent_checkpoint.errors import StorageError
+from agent_checkpoint.session.rollback.rollback import Rollback
+from agent_checkpoint.workspace.restore.apply import PlanExecutor
+from tests.unit.session.conftest import no_session_is_left  # noqa: F401
+from tests.unit.trajectory.trajectories import Coding, delete, rename, shell, write
+
+LINES = "1\n2\n3\n4\n5\n"
+
+
+@pytest.fixture
+def place(tmp_path):
+    place = tmp_path / "work"
+    place.mkdir()
+    return place
+
+
+@pytest.fixture
+def manager(tmp_path):
+    with CheckpointManager(backend="sqlite", path=tmp_path / "store") as manager:
+        yield manager
+
+
+@pytest.fixture
+def session(manager, place):
+    with Session("s", workspace=place, store=manager) as session:
+        write("f", LINES)
+        yield session
+
+
+def files(place):
+    return {
+        str(path.relative_to(place)): path.read_text()
+        for path in place.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_a_hunk_is_taken_out_and_later_work_stays(session, place):
+    write("f", LINES.replace("2", "two"))
+    step = session.head
+    write("f", LINES.replace("2", "two").replace("4", "four"))
+    write("g", "new")
+    report = session.revert(step)
+    assert files(place) == {"f": LINES.replace("4", "four"), "g": "new"}
+    assert report.id == session.head
+    assert report.files.write == ["f"]
+    assert (report.conflicts, report.ambiguous) == ([], {})
+    assert [step.at for step in report.steps] == ["@3"]
+
+
+def test_it_is_a_checkpoint_of_its_own_and_can_be_undone(session, place, manager):
+    write("f", "changed\n")
+    write("g", "later")
+    session.messages.append({"role": "user", "content": "kept"})
+    session.revert("@3")
+    head = manager.store.head("s")
+    assert (head.kind, head.label) == ("restore", 'reverted @3: write(name="f", text="changed\\n")')
+    assert list(session.messages) == [{"role": "user", "content": "kept"}]
+    assert "were reverted" in session.notices[-1]
+    session.undo()
+    assert files(place) == {"f": "changed\n", "g": "later"}
+    assert list(session.messages) == [{"role": "user", "content": "kept"}]
+
+
+def test_a_dry_run_changes_nothing(session, place, manager):
+    write("f", "changed\n")
+    before = session.head
+    report = session.revert("@3", dry_run=True)
+    assert (report.id, report.files.write, report.files.unseen) == (None, ["f"], [])
+    assert session.head == before == manager.store.head("s").id
+    assert files(place) == {"f": "changed\n"}
+
+
+def test_only_what_was_previewed(session, place):
+    write("f", LINES.replace("2", "two"))
+    report = session.revert("@3", dry_run=True)
+    (place / "f").write_text(LINES.replace("2", "two") + "by a person\n")
+    with pytest.raises(ConflictError, match="changed since the preview"):
+        session.revert("@3", only_if=report)
+    assert "two" in files(place)["f"]
+    session.revert("@3", only_if=session.revert("@3", dry_run=True))
+    assert files(place) == {"f": LINES + "by a person\n"}
+
+
+def test_unsaved_work_stays(session, place):
+    write("f", LINES.replace("2", "two"))
+    (place / "f").write_text(LINES.replace("2", "two").replace("5", "five"))
+    (place / "unsaved").write_text("x")
+    session.revert("@3")
+    assert files(place) == {"f": LINES.replace("5", "five"), "unsaved": "x"}
+
+
+def test_overlapping_work_is_a_conflict_and_nothing_is_applied(session, place):
+    write("f", LINES.replace("2", "two"))
+    write("g", "a file of the same step is not touched either")
+    write("f", LINES.replace("2", "zwei"))
+    head, before = session.head, files(place)
+    with pytest.raises(RevertConflictError, match="later work overlaps @3 in 1 path") as caught:
+        session.revert("@3")
+    (conflict,) = caught.value.report.conflicts
+    assert conflict.hunks == ((2, [b"zwei"], [b"two"], [b"2"]),)
+    assert "the step wrote" in str(conflict)
+    assert (session.head, files(place)) == (head, before)
+
+
+def test_markers_when_asked_for(session, place):
+    write("f", LINES.replace("2", "two"))
+    write("f", LINES.replace("2", "zwei"))
+    report = session.revert("@3", conflicts="markers")
+    assert len(report.conflicts) == 1
+    assert files(place)["f"] == (
+        "1\n<<<<<<< now\nzwei\n||||||| after @3\ntwo\n=======\n2\n>>>>>>> before @3\n3\n4\n5\n"
+    )
+    session.undo()
+    assert files(place)["f"] == LINES.replace("2", "zwei")
+
+
+def test_a_change_that_was_overlapped_for_a_while_conflicts(session):
+    write("f", LINES.replace("2", "two"))
+    write("f", LINES.replace("2", "zwei"))
+    write("f", LINES.replace("2", "two").replace("5", "five"))
+    with pytest.raises(RevertConflictError):
+        session.revert("@3")
+
+
+def test_a_file_that_the_step_created_is_removed(session, place):
+    write("d/new", "x")
+    write("f", "later\n")
+    session.revert("@3")
+    assert files(place) == {"f": "later\n"}
+    assert not (place / "d").exists()
+
+
+def test_a_directory_with_later_work_stays(session, place):
+    write("d/new", "x")
+    write("d/other", "y")
+    session.revert("@3")
+    assert files(place) == {"f": LINES, "d/other": "y"}
+
+
+def test_a_file_that_the_step_removed_comes_back(session, place):
+    write("d/e/g", "deep")
+    shell("rm -r d")
+    write("f", "later\n")
+    session.revert("@4")
+    assert files(place) == {"f": "later\n", "d/e/g": "deep"}
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        lambda: write("n", "changed since"),
+        lambda: shell("rm n; mkdir n"),
+        lambda: shell("ln -sf f n"),
+    ],
+)
+def test_a_created_file_with_later_work_conflicts(session, later):
+    write("n", "x")
+    later()
+    with pytest.raises(RevertConflictError, match="'n'"):
+        session.revert("@3")
+
+
+def test_a_changed_file_that_was_removed_conflicts(session):
+    write("f", "changed\n")
+    delete("f")
+    with pytest.raises(RevertConflictError, match="'f'"):
+        session.revert("@3")
+
+
+def test_a_file_deleted_and_made_again_conflicts(session):
+    delete("f")
+    write("f", "another one\n")
+    with pytest.raises(RevertConflictError):
+        session.revert("@3")
+
+
+def test_a_file_deleted_and_made_again_as_it_was_needs_nothing(session, place):
+    delete("f")
+    write("f", LINES)
+    assert not session.revert("@3").files
+    assert files(place) == {"f": LINES}
+
+
+def test_what_is_gone_already_needs_nothing(session, place):
+    write("n", "x")
+    delete("n")
+    assert not session.revert("@3").files
+
+
+def test_a_file_in_a_directory_that_is_gone_conflicts(session):
+    write("d/a", "1")
+    write("d/b", "2")
+    delete("d/a")
+    shell("rm -r d")
+    with pytest.raises(RevertConflictError, match="'d/a'"):
+        session.revert("@5")
+
+
+def test_a_rename_is_taken_back_with_later_edits(session, place):
+    rename("f", "g")
+    write("g", LINES + "6\n")
+    session.revert("@3")
+    assert files(place) == {"f": LINES + "6\n"}
+
+
+def test_a_rename_whose_old_name_is_in_use_conflicts(session):
+    rename("f", "g")
+    write("f", "another")
+    with pytest.raises(RevertConflictError, match="'g'"):
+        session.revert("@3")
+
+
+def test_an_edit_is_taken_out_of_a_file_that_was_renamed(session, place):
+    write("f", LINES.replace("2", "two"))
+    rename("f", "g")
+    write("g", LINES.replace("2", "two") + "6\n")
+    rename("g", "h")
+    report = session.revert("@3")
+    assert files(place) == {"h": LINES + "6\n"}
+    assert report.renamed == {"f": "h"}
+
+
+def test_a_created_file_that_was_renamed_is_removed(session, place):
+    write("n", "text\n")
+    rename("n", "m")
+    session.revert("@3")
+    assert files(place) == {"f": LINES}
+
+
+def test_modes_are_taken_back(session, place):
+    shell("chmod 755 f")
+    write("f", LINES + "6\n")
+    session.revert("@3")
+    assert (place / "f").stat().st_mode & 0o777 == 0o644
+    assert files(place) == {"f": LINES + "6\n"}
+
+
+def test_a_mode_that_was_changed_twice_conflicts(session):
+    shell("chmod 755 f")
+    shell("chmod 700 f")
+    with pytest.raises(RevertConflictError):
+        session.revert("@3")
+
+
+def test_links_and_binary_files(session, place):
+    (place / "b").write_bytes(b"\0\1")
+    session.save()
+    shell("printf '\\0\\2' > b; ln -s f link")
+    write("f", "later\n")
+    session.revert("@4")
+    assert (place / "b").read_bytes() == b"\0\1"
+    assert not os.path.lexists(place / "link")
+
+
+def test_a_binary_file_with_later_work_conflicts(session, place):
+    shell("printf '\\0\\1' > b")
+    shell("printf '\\0\\2' > b")
+    shell("printf '\\0\\3' > b")
+    with pytest.raises(RevertConflictError, match="'b'") as caught:
+        session.revert("@4")
+    assert "binary or large" in caught.value.report.conflicts[0].why
+
+
+def test_a_range_of_steps_that_overlap_each_other(session, place):
+    write("f", LINES.replace("2", "two"))
+    write("f", LINES.replace("2", "zwei"))
+    write("g", "x")
+    write("f", LINES.replace("2", "zwei").replace("5", "five"))
+    report = session.revert("@3..@5")
+    assert files(place) == {"f": LINES.replace("5", "five")}
+    assert report.words == "@3..@5"
+
+
+def test_several_steps_that_do_not_follow_each_other(session, place):
+    write("f", LINES.replace("2", "two"))
+    write("g", "x")
+    write("f", LINES.replace("2", "two").replace("5", "five"))
+    session.revert(["@3", "@5"])
+    assert files(place) == {"f": LINES, "g": "x"}
+
+
+def test_a_revert_can_be_reverted(session, place):
+    write("f", LINES.replace("2", "two"))
+    report = session.revert("@3")
+    session.revert(report.id)
+    assert files(place) == {"f": LINES.replace("2", "two")}
+
+
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        ("@99", NotFoundError),
+        ("@1", InvalidInputError),
+        ("@3..@2", InvalidInputError),
+        ("", InvalidInputError),
+        ([], InvalidInputError),
+        (3, InvalidInputError),
+    ],
+)
+def test_what_is_not_a_step_is_refused(session, step, error):
+    write("f", "x")
+    with pytest.raises(error):
+        session.revert(step)
+
+
+def test_a_step_that_a_rollback_passed_over_is_refused(session):
+    write("f", "x")
+    over = session.head
+    session.rollback(steps=1)
+    with pytest.raises(InvalidInputError, match="a rollback passed over it"):
+        session.revert(over)
+
+
+def test_a_step_before_a_fork_can_be_reverted_in_the_fork(session, place):
+    write("f", LINES.replace("2", "two"))
+    step = session.head
+    with session.fork("branch") as branch:
+        write("g", "x")
+        branch.revert(step)
+        assert (branch.workspace.path / "f").read_text() == LINES
+    assert files(place) == {"f": LINES.replace("2", "two")}
+
+
+def test_a_session_without_files_has_nothing_to_revert(manager):
+    with (
+        Session("bare", store=manager) as session,
+        pytest.raises(InvalidInputError, match="no files"),
+    ):
+        session.revert("@1")
+
+
+def test_the_option_is_checked(session):
+    with pytest.raises(InvalidInputError, match="conflicts must be 'refuse' or 'markers'"):
+        session.revert("@2", conflicts="merge")
+
+
+@tool(effect="irreversible", key=lambda to: to)
+def mail(to: str) -> str:
+    return "sent"
+
+
+def test_external_side_effects_of_the_step_are_reported(session):
+    mail("ann")
+    report = session.revert("@3")
+    assert [effect.tool for effect in report.effects.irreversible] == ["mail"]
+    assert "External side effects of the steps, which stay:" in str(report)
+    write("f", "x")
+    assert not session.revert(session.head).effects.effects
+
+
+def test_changes_of_another_session_at_the_same_time_are_kept(manager, place, tmp_path):
+    other = Coding(tmp_path / "store", place, "other")
+    with Session("s", workspace=place, store=manager) as session:
+        write("f", LINES)
+        (place / "seen").write_text("")
+        running = other.before("Bash", command="make g")
+        (place / "g").write_text("by the other one\n")
+        write("f", "mine\n")
+        other.after(running)
+        report = session.revert("@3")
+    assert set(report.ambiguous) >= {"f", "g"}
+    assert files(place)["g"] == "by the other one\n"
+    assert files(place)["f"] == "mine\n"
+
+
+def test_a_crash_before_the_commit_changes_nothing(session, place, manager, monkeypatch):
+    write("f", "changed\n")
+
+    def fail(*args, **options):
+        raise StorageError("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(session._state.writer), "write", fail)
+        with pytest.raises(StorageError):
+            session.revert("@3")
+    assert files(place) == {"f": "changed\n"}
+    assert sorted(os.listdir(place)) == ["f"]
+
+
+def test_a_crash_after_the_commit_is_completed_at_the_next_open(manager, place, monkeypatch):
+    session = Session("s", workspace=place, store=manager)
+    with session:
+        write("f", LINES)
+        write("f", LINES.replace("2", "two"))
+        write("g", "x")
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*args):
+        raise Killed
+
+    session = Session("s", workspace=place, store=manager, every="manual")
+    with monkeypatch.context() as patch:
+        patch.setattr(PlanExecutor, "_do", killed)
+        patch.setattr(Rollback, "_abort", killed)
+        with pytest.raises(Killed):
+            session.revert("@3")
+    assert "two" in files(place)["f"]
+    session.close()
+    with Session("s", workspace=place, store=manager):
+        assert (place / "f").read_text() == LINES
+        assert (place / "g").read_text() == "x"
