@@ -97,6 +97,8 @@ if TYPE_CHECKING:
     from agent_checkpoint.store.maintenance.verify import VerifyReport as VerifyReport
     from agent_checkpoint.trajectory.bisection import Bisection as Bisection
     from agent_checkpoint.trajectory.bisection import bisect as bisect
+    from agent_checkpoint.trajectory.line_origins import BlameLine as BlameLine
+    from agent_checkpoint.trajectory.line_origins import blame as blame
     from agent_checkpoint.trajectory.probes import Probe as Probe
     from agent_checkpoint.trajectory.probes import ProbeBranch as ProbeBranch
     from agent_checkpoint.workspace.restore.plan import Plan as Plan
@@ -184,6 +186,7 @@ _OWNERS = {
     ),
     "store.maintenance.verify": ("VerifyReport",),
     "trajectory.bisection": ("Bisection", "bisect"),
+    "trajectory.line_origins": ("BlameLine", "blame"),
     "trajectory.probes": ("Probe", "ProbeBranch"),
     "transcripts": ("transcripts",),  # the module itself
     "workspace.restore.plan": ("Plan",),

@@ -251,6 +251,7 @@ def test_the_reference_has_every_public_method_as_it_is(owner: str) -> None:
         "KeepTagged",
         "Workspace",
         "bisect",
+        "blame",
         "checkpoint",
         "explore",
         "register_alias",

@@ -66,6 +66,7 @@ COMMANDS = (
     CommandRow("hook", "save a checkpoint at every tool call of a coding agent", SESSIONS),
     CommandRow("rewind", "rewind a coding agent to an earlier tool call", SESSIONS),
     CommandRow("bisect", "find the step after which a test fails", TRAJECTORY),
+    CommandRow("blame", "show which step wrote each line of a file", TRAJECTORY),
     CommandRow("revert", "take the file changes of a step out, keep later work", TRAJECTORY),
     CommandRow("keys", "list all keys", STORE),
     CommandRow("stats", "show the number and size of checkpoints and objects", STORE),

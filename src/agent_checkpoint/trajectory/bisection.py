@@ -11,22 +11,19 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_checkpoint.agents.directory_keys import session_directory, tracked_directory
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.formatting import format_count
 from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.session.session_open import manager_for
 from agent_checkpoint.session.steps.line import line_of, original
 from agent_checkpoint.session.steps.step import Step, StepReader
-from agent_checkpoint.store.directory_claims import newest_readable
 from agent_checkpoint.store.lookup import find
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.trajectory.file_history import FileHistory
 from agent_checkpoint.trajectory.kept_diff import kept_diff
-from agent_checkpoint.trajectory.probe_directory import ProbeBase
+from agent_checkpoint.trajectory.probe_directory import ProbeBase, original_directory
 from agent_checkpoint.trajectory.probes import BAD, GOOD, SKIP, Probe, Prober, Test
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 
@@ -198,15 +195,6 @@ def _candidates(line: list[Checkpoint], start: int, *, by_files: bool) -> list[i
             f"{line[-1].id} has no earlier checkpoint with other files to compare with."
         )
     return found
-
-
-def original_directory(store: Store, key: str) -> Path | None:
-    """Return the directory of a key, if this user chose it. Raises StorageError."""
-    head = newest_readable(store, key)
-    found = None
-    if head is not None:
-        found = session_directory(store, head) or tracked_directory(store, head)
-    return None if found is None else Path(found)
 
 
 class _Search:

@@ -15,7 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from agent_checkpoint.agents.directory_keys import session_directory, tracked_directory
 from agent_checkpoint.backends.os_support.posix import make_directory
+from agent_checkpoint.store.directory_claims import newest_readable
+from agent_checkpoint.store.store import Store
 from agent_checkpoint.trajectory.file_history import FileHistory
 from agent_checkpoint.workspace.fork.drivers import (
     ForkPaths,
@@ -144,6 +147,15 @@ class ProbeBase:
     def close(self) -> None:
         """Remove the directory. May be called twice. Raises WorkspaceError."""
         end_fork(self._own)
+
+
+def original_directory(store: Store, key: str) -> Path | None:
+    """Return the directory of a key, if this user chose it. Raises StorageError."""
+    head = newest_readable(store, key)
+    found = None
+    if head is not None:
+        found = session_directory(store, head) or tracked_directory(store, head)
+    return None if found is None else Path(found)
 
 
 def environment(paths: ForkPaths, directory: Path) -> dict[str, str]:

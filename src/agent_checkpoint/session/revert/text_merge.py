@@ -69,12 +69,8 @@ def split_lines(text: bytes) -> list[bytes]:
 
 def edits(before: Lines, after: Lines) -> list[Edit]:
     """Return the changes from one text to another."""
-    start, most = 0, min(len(before), len(after))
-    while start < most and before[start] == after[start]:
-        start += 1
-    end = 0
-    while end < most - start and before[-1 - end] == after[-1 - end]:
-        end += 1
+    start, most = _common(before, after), min(len(before), len(after))
+    end = min(_common(before[::-1], after[::-1]), most - start)
     old, new = before[start : len(before) - end], after[start : len(after) - end]
     if not old or not new:
         return [Edit(start, start + len(old), new)] if old or new else []
@@ -87,6 +83,18 @@ def edits(before: Lines, after: Lines) -> list[Edit]:
         for tag, i1, i2, j1, j2 in matcher.get_opcodes()
         if tag != "equal"
     ]
+
+
+def _common(one: Lines, other: Lines) -> int:
+    """Return how many lines two texts have in common at their beginning."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:  # comparing slices is much faster than comparing lines
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def carry_forward(changes: Sequence[Edit], versions: Sequence[Lines]) -> list[bytes] | None:

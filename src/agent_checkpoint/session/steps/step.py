@@ -8,6 +8,7 @@ values are read as JSON.
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from agent_checkpoint.errors import UNUSABLE, StateError
 from agent_checkpoint.records import Checkpoint, JsonValue
 from agent_checkpoint.session.agent_scope import CALLS, MESSAGES, split_part
 from agent_checkpoint.session.session_record import SESSION_PART
-from agent_checkpoint.store.objects.reader import resolve_tree
+from agent_checkpoint.store.objects.reader import resolve_tree, tag_of
 from agent_checkpoint.store.store import Store
 
 HOOK_PART, RUN_PART, TRANSCRIPT_PART = "hook", "run", "transcript"
@@ -90,9 +91,18 @@ class Step:
 class StepReader:
     """Reads the steps of lines; keeps what neighbouring steps share."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, by_time: bool = False) -> None:
+        """Prepare.
+
+        Args:
+            store: the store.
+            by_time: find the calls of a session by their times in the last checkpoint of a line,
+                instead of comparing two lists of calls: for many steps of one line.
+        """
         self._store = store
+        self._by_time = by_time
         self._inputs: dict[str, dict[str, Any]] = {}
+        self._ended: dict[str, tuple[list[float], list[StepCall]]] = {}
 
     def step(
         self,
@@ -141,11 +151,16 @@ class StepReader:
         it has, and only a few conversations are read. Raises the same errors as `step`.
         """
         found: dict[int, tuple[int, str | None]] = {}
+        last = [_prompt_in(item) for item in self.messages(line[-1])] if line else []
 
         def at(index: int) -> tuple[int, str | None]:
             if index not in found:
-                texts = list(_prompts(self.messages(line[index])))
-                found[index] = len(texts), texts[-1] if texts else None
+                size = self._count_messages(line[index])
+                texts = last[:size]
+                if size > len(last):  # the conversation was compacted since
+                    texts = [_prompt_in(item) for item in self.messages(line[index])]
+                said = [text for text in texts if text]
+                found[index] = len(said), said[-1] if said else None
             return found[index]
 
         def fill(low: int, high: int) -> None:
@@ -167,7 +182,7 @@ class StepReader:
 
     def prompt(self, checkpoint: Checkpoint) -> str | None:
         """Return the last prompt at a checkpoint. Raises the same errors as `step`."""
-        texts = list(_prompts(self.messages(checkpoint)))
+        texts = list(filter(None, map(_prompt_in, self.messages(checkpoint))))
         return texts[-1] if texts else _noted_prompt(checkpoint)
 
     def messages(self, checkpoint: Checkpoint | None) -> list[Any]:
@@ -177,6 +192,19 @@ class StepReader:
         if MESSAGES in checkpoint.parts:
             return _items(self._resolved(checkpoint, MESSAGES))
         return [_parsed(line) for line in _items(self._resolved(checkpoint, TRANSCRIPT_PART))]
+
+    def _count_messages(self, checkpoint: Checkpoint) -> int:
+        """Return the length of the conversation, without reading the messages themselves."""
+        name = MESSAGES if MESSAGES in checkpoint.parts else TRANSCRIPT_PART
+        tree: Any = checkpoint.parts.get(name)
+        if isinstance(tree, dict) and len(tree) == 1 and tag_of(tree) is None:
+            (tree,) = tree.values()
+        tag = tag_of(tree)
+        if tag is not None:
+            reader = self._store.reader(checkpoint)
+            reader.fetch([tree])
+            tree = reader.tree(tag, tree[tag])
+        return len(tree) if isinstance(tree, list) else 0
 
     def _resolved(self, checkpoint: Checkpoint, name: str) -> Any:
         tree = checkpoint.parts.get(name)
@@ -190,7 +218,8 @@ class StepReader:
         self, before: Checkpoint | None, after: Checkpoint, end: Checkpoint
     ) -> tuple[str, list[StepCall]]:
         if SESSION_PART in after.parts:
-            return "session", list(self._session_calls(before, after))
+            calls = self._calls_between(before, after, end) if self._by_time else []
+            return "session", calls or list(self._session_calls(before, after))
         note = hook_note(self._store, after)
         if RUN_PART in after.parts:
             return "run", self._command(after)
@@ -210,6 +239,18 @@ class StepReader:
             )
             for row in rows
         ]
+
+    def _calls_between(
+        self, before: Checkpoint | None, after: Checkpoint, end: Checkpoint
+    ) -> list[StepCall]:
+        """Return the calls that ended between two checkpoints, from a later one."""
+        if end.id not in self._ended:
+            rows = [call for call in self._session_calls(None, end) if call.ts is not None]
+            rows.sort(key=_end)
+            self._ended[end.id] = [_end(call) for call in rows], rows
+        ends, calls = self._ended[end.id]
+        low = 0 if before is None else bisect_right(ends, before.ts_ns / 1e9)
+        return calls[low : bisect_right(ends, after.ts_ns / 1e9)]
 
     def _session_calls(self, before: Checkpoint | None, after: Checkpoint) -> Iterator[StepCall]:
         for name in after.parts:
@@ -279,6 +320,10 @@ def _session_call(row: dict[str, Any], agent: str) -> StepCall:
     )
 
 
+def _end(call: StepCall) -> float:
+    return (call.ts or 0.0) + (call.seconds or 0.0)
+
+
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else text[:59] + "…"
@@ -325,14 +370,12 @@ def _noted_prompt(checkpoint: Checkpoint) -> str | None:
     return label[len(_PROMPT_WORDS) :] if is_prompt and label.startswith(_PROMPT_WORDS) else None
 
 
-def _prompts(messages: Sequence[Any]) -> Iterator[str]:
-    """Iterate over the texts of the user in a conversation or in a transcript of an agent."""
-    for item in messages:
-        message = _inner(item)
-        if message.get("role", message.get("type")) == "user":
-            text = _user_text(message.get("content", message.get("parts")))
-            if text:
-                yield text
+def _prompt_in(item: Any) -> str | None:
+    """Return the text of the user in a message, or in a line of a transcript of an agent."""
+    message = _inner(item)
+    if message.get("role", message.get("type")) != "user":
+        return None
+    return _user_text(message.get("content", message.get("parts"))) or None
 
 
 def _inner(item: Any) -> dict[str, Any]:

@@ -1,0 +1,131 @@
+"""The history of one file in a directory where several sessions may have worked. Read-only.
+
+All checkpoints of a directory are in the order of their times, whatever key they belong to. Objects
+are read level by level and many at a time: a thousand checkpoints share most of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from agent_checkpoint.records import Checkpoint, Kind, parse_checkpoint_id
+from agent_checkpoint.session.steps.line import line_of
+from agent_checkpoint.store.lookup import read_at
+from agent_checkpoint.store.objects.object_format import Object
+from agent_checkpoint.store.objects.reader import OBJECT
+from agent_checkpoint.store.store import Store
+from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
+from agent_checkpoint.workspace.checkpoint_tree import tree_in
+from agent_checkpoint.workspace.tree.snapshot import Tree, objects_from
+from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, Item, read_directory
+from agent_checkpoint.workspace.tree.tree_reader import pieces
+
+_BATCH, _MOST_AHEAD = 500, 8 << 20
+
+
+class PathHistory:
+    """The checkpoints of a directory, oldest first, and the versions of its files."""
+
+    def __init__(self, store: Store, keys: Iterable[str], until: Checkpoint | None = None) -> None:
+        """Read the entries of the keys.
+
+        Args:
+            store: the store.
+            keys: the keys of the directory.
+            until: the last checkpoint to consider; all if None.
+
+        Raises:
+            IntegrityError: a checkpoint is damaged.
+            StorageError: the medium failed.
+        """
+        self._store = store
+        self._get = objects_from(store.backend)
+        found: dict[str, Checkpoint] = {}
+        for key in keys:
+            entries = list(store.newest_first(key, page=_BATCH))
+            found.update({item.id: item for item in entries})
+            first = entries[-1] if entries else None
+            if first is not None and first.kind == Kind.FORK and first.parents:
+                point = parse_checkpoint_id(first.parents[0])
+                origin = None if point is None else read_at(store, point)
+                if origin is not None:
+                    found.update({item.id: item for item in line_of(store, origin)})
+        chosen = [item for item in found.values() if _has_files(item)]
+        if until is not None:
+            chosen = [item for item in chosen if item.ts_ns <= until.ts_ns]
+        self.entries = sorted(chosen, key=lambda item: (item.ts_ns, item.seq))
+        self.places = {item.id: index for index, item in enumerate(self.entries)}
+        self._directories: dict[str, dict[bytes, Item]] = {}
+        self._roots: list[str] | None = None
+        self._contents: dict[str, bytes] = {}
+        """Contents that were read ahead."""
+
+    def tree(self, index: int) -> Tree:
+        """Return the files of an entry. Raises IntegrityError, StorageError."""
+        tree = tree_in(self._store, self.entries[index])
+        if tree is None:
+            raise AssertionError("unreachable: entries without files are left out")
+        return tree
+
+    def items(self, path: str) -> list[Item | None]:
+        """Return the entry at a path for each checkpoint; None where there is none.
+
+        Raises:
+            IntegrityError: an object is missing or damaged.
+            StorageError: the medium failed.
+        """
+        refs: list[str | None] = list(self._root_refs())
+        items: list[Item | None] = [None] * len(refs)
+        for name in os.fsencode(path).split(b"/"):
+            self._fetch([ref for ref in refs if ref is not None])
+            items = [None if ref is None else self._directories[ref].get(name) for ref in refs]
+            refs = [
+                item.ref if item is not None and item.type == FOLDER else None for item in items
+            ]
+        return items
+
+    def content(self, item: Item, ahead: Iterable[Item | None] = ()) -> bytes:
+        """Return the content of a file; read that of further ones ahead.
+
+        Raises IntegrityError, StorageError.
+        """
+        if item.id != item.ref:  # in chunks
+            return b"".join(pieces(self._get, item))
+        if item.ref not in self._contents:
+            wanted = {item.ref: item.size}
+            for other in ahead:
+                if len(wanted) == _BATCH or sum(wanted.values()) > _MOST_AHEAD:
+                    break
+                if other is not None and other.type == FILE and other.id == other.ref:
+                    wanted[other.ref] = other.size
+            self._contents = {ref: one.payload for ref, one in self._read(list(wanted)).items()}
+        return self._contents[item.ref]
+
+    def _root_refs(self) -> list[str]:
+        if self._roots is None:
+            parts: list[Any] = [item.parts[FILES] for item in self.entries]
+            records = self._read([part[OBJECT] for part in parts])
+            self._roots = [records[part[OBJECT]].refs[0] for part in parts]
+        return self._roots
+
+    def _fetch(self, refs: Sequence[str]) -> None:
+        missing = [ref for ref in dict.fromkeys(refs) if ref not in self._directories]
+        for ref, found in self._read(missing).items():
+            items = read_directory(ref, partial(self._get_after, ref, found))
+            self._directories[ref] = {item.name: item for item in items}
+
+    def _get_after(self, ref: str, found: Object, names: Sequence[str]) -> Iterable[Object]:
+        """Read objects, one of which was read already."""
+        return [found] if list(names) == [ref] else self._get(names)
+
+    def _read(self, names: Sequence[str]) -> dict[str, Object]:
+        wanted = list(dict.fromkeys(names))
+        return dict(zip(wanted, self._get(wanted)))
+
+
+def _has_files(checkpoint: Checkpoint) -> bool:
+    tag = checkpoint.parts.get(FILES)
+    return isinstance(tag, dict) and OBJECT in tag
