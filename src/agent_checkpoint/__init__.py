@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.session.explore.explore import explore as explore
     from agent_checkpoint.session.explore.outcome import Outcome as Outcome
     from agent_checkpoint.session.explore.outcome import Summary as Summary
+    from agent_checkpoint.session.recorded_calls import Divergence as Divergence
     from agent_checkpoint.session.revert.revert import RevertReport as RevertReport
     from agent_checkpoint.session.revert.step_removal import RevertConflict as RevertConflict
     from agent_checkpoint.session.rollback.rollback_report import RollbackReport as RollbackReport
@@ -101,6 +102,9 @@ if TYPE_CHECKING:
     from agent_checkpoint.trajectory.line_origins import blame as blame
     from agent_checkpoint.trajectory.probes import Probe as Probe
     from agent_checkpoint.trajectory.probes import ProbeBranch as ProbeBranch
+    from agent_checkpoint.trajectory.replaying import ReplayOutcome as ReplayOutcome
+    from agent_checkpoint.trajectory.replaying import StateDifference as StateDifference
+    from agent_checkpoint.trajectory.replaying import replay as replay
     from agent_checkpoint.workspace.restore.plan import Plan as Plan
     from agent_checkpoint.workspace.tree.snapshot import PathNote as PathNote
     from agent_checkpoint.workspace.tree.snapshot import Tree as Tree
@@ -163,6 +167,7 @@ _OWNERS = {
     "session.explore.backtrack": ("Backtracking", "backtrack"),
     "session.explore.explore": ("explore",),
     "session.explore.outcome": ("Outcome", "Summary"),
+    "session.recorded_calls": ("Divergence",),
     "session.revert.revert": ("RevertReport",),
     "session.revert.step_removal": ("RevertConflict",),
     "session.rollback.rollback_report": ("RollbackReport",),
@@ -188,6 +193,7 @@ _OWNERS = {
     "trajectory.bisection": ("Bisection", "bisect"),
     "trajectory.line_origins": ("BlameLine", "blame"),
     "trajectory.probes": ("Probe", "ProbeBranch"),
+    "trajectory.replaying": ("ReplayOutcome", "StateDifference", "replay"),
     "transcripts": ("transcripts",),  # the module itself
     "workspace.restore.plan": ("Plan",),
     "workspace.tree.snapshot": ("PathNote", "Tree"),

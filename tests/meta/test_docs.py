@@ -257,6 +257,7 @@ def test_the_reference_has_every_public_method_as_it_is(owner: str) -> None:
         "register_alias",
         "register_migration",
         "register_type",
+        "replay",
     ],
 )
 def test_the_reference_has_every_function_as_it_is(function: str) -> None:

@@ -33,6 +33,7 @@ from agent_checkpoint.session.current_session import current_path, enclosing_cal
 from agent_checkpoint.session.effects.effect_context import ToolCall
 from agent_checkpoint.session.effects.effects import Effects
 from agent_checkpoint.session.effects.outcomes import EffectOutcomes
+from agent_checkpoint.session.recorded_calls import RecordedCalls
 from agent_checkpoint.session.session_record import SESSION_PART, SessionRecord
 from agent_checkpoint.session.tools.method_owner import find_owner
 from agent_checkpoint.session.tools.tool import Tool
@@ -79,6 +80,8 @@ class SessionState:
     """Notices for the agent about problems."""
     branches: list[Any] = field(default_factory=list)
     """Open forks in this process; the references prevent garbage collection."""
+    replay: RecordedCalls | None = None
+    """The recorded calls that answer those of this session."""
     prices: Prices = field(default_factory=dict)
     """Prices of tokens, by model."""
     unwritten_metrics: list[dict[str, float]] = field(default_factory=list)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -49,6 +50,7 @@ from agent_checkpoint.session.effects.effect_context import (
 )
 from agent_checkpoint.session.effects.idempotency import call_digest, effect_identity
 from agent_checkpoint.session.open_calls import OpenCall, row_ref
+from agent_checkpoint.session.recorded_calls import recorded_error
 from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.session.tasks import Tasks
 from agent_checkpoint.session.tools.call_arguments import (
@@ -98,6 +100,9 @@ class ToolRunner:
 
     def run_call(self, call: ToolCall) -> Any:
         """Make a call. Raises the same errors as `run`."""
+        row = self._recorded_row(call)
+        if row is not None:
+            return self._answer(call, row)
         try:
             self._begin(call)
             result = self._run(call)
@@ -116,6 +121,9 @@ class ToolRunner:
 
         Raises the same errors as `run`.
         """
+        row = self._recorded_row(call)
+        if row is not None:
+            return self._answer(call, row)
         try:
             if call.tool.is_external or call.tool.approve:
                 call.is_awaited = True
@@ -132,6 +140,33 @@ class ToolRunner:
         except BaseException:
             self._release_for_retry(call)
             raise
+
+    def _recorded_row(self, call: ToolCall) -> Mapping[str, Any] | None:
+        """Return the recorded row that answers a call, if the session is a replay."""
+        replay = self._state.replay
+        if replay is None or replay.is_live:
+            return None
+        self._state.check_open()
+        self._scope.check_open()
+        given = recordable(call.arguments, self._redactor)
+        return replay.tool(self.path, call.tool.name, given)
+
+    def _answer(self, call: ToolCall, recorded: Mapping[str, Any]) -> Any:
+        """Return the recorded result of a call, or raise its error; save as after the call."""
+        row = dict(recorded)
+        if call.call_ref is not None:  # random in each run; `run_tools` finds the row by it
+            row.update(call_id=call.call_id, call_ref=call.call_ref)
+        call.given = row["arguments"]
+        with self._state.writer.lock:
+            self._scope.calls.append(row)
+            self._scope.finished_calls += 1
+            call.row = row
+        self._save(call)
+        if self._state.replay is not None:
+            self._state.replay.saved()
+        if "error" in row:
+            raise recorded_error(str(row["error"]))
+        return row.get("result")
 
     def carry_out(self, request: ApprovalRequest) -> Any:
         """Run an approved call, with the approver's edits.

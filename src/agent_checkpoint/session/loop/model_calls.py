@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +23,7 @@ from agent_checkpoint.session.agent_scope import AgentScope
 from agent_checkpoint.session.current_session import current_task
 from agent_checkpoint.session.loop.request_prefix import compare, json_text
 from agent_checkpoint.session.loop.usage import cost_of, tokens_in
+from agent_checkpoint.session.recorded_calls import RecordedReply, recorded_error
 from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.transcripts.fields import get, json_value, plain
 
@@ -50,6 +51,9 @@ class ModelCalls:
 
     def call(self, send: Callable[..., Any], request: Mapping[str, Any]) -> Any:
         """Call the model; see `Session.model`."""
+        recorded = self._recorded_row(request)
+        if recorded is not None:
+            return self._answer(recorded)
         with self._recorded(request) as row:
             reply = send(**_for_client(request))
             if inspect.isawaitable(reply):
@@ -61,6 +65,9 @@ class ModelCalls:
 
     async def acall(self, send: Callable[..., Any], request: Mapping[str, Any]) -> Any:
         """Call the model from asyncio; see `Session.amodel`."""
+        recorded = self._recorded_row(request)
+        if recorded is not None:
+            return self._answer(recorded)
         with self._recorded(request) as row:
             reply = send(**_for_client(request))
             if inspect.isawaitable(reply):
@@ -77,10 +84,25 @@ class ModelCalls:
         rows = self._scope.model_calls
         if not -len(rows) <= index < len(rows):
             raise NotFoundError(f"There is no model call {index}; {len(rows)} are recorded.")
-        request: dict[str, Any] = {}
-        for row in rows[: index % len(rows) + 1]:
-            request = _restored(request, row)
+        *_, request = whole_requests(rows[: index % len(rows) + 1])
         return json.loads(json_text(plain(request)))  # type: ignore[no-any-return]
+
+    def _recorded_row(self, request: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the recorded row that answers a request, if the session is a replay."""
+        replay = self._state.replay
+        if replay is None or replay.is_live:
+            return None
+        self._state.check_open()
+        return replay.model(self._scope.path, plain(_request_json(request)))
+
+    def _answer(self, row: Mapping[str, Any]) -> Any:
+        """Return the recorded reply, or raise the recorded error."""
+        with self._state.writer.lock:
+            self._scope.model_calls.append(dict(row))
+        if "error" in row:
+            raise recorded_error(str(row["error"].get("type")))
+        reply = plain(row["reply"])
+        return RecordedReply(reply) if isinstance(reply, dict) else reply
 
     @contextmanager
     def _recorded(self, request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -143,6 +165,14 @@ class ModelCalls:
         if self._last is None or self._last[0] != place:  # resumed, rolled back or forked
             self._last = place, self.request(-1)
         return self._last[1]
+
+
+def whole_requests(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Iterate over the whole requests of rows, from the first on."""
+    request: dict[str, Any] = {}
+    for row in rows:
+        request = _restored(request, row)
+        yield request
 
 
 def _for_client(request: Mapping[str, Any]) -> dict[str, Any]:

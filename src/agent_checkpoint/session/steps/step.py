@@ -155,7 +155,8 @@ class StepReader:
 
         def at(index: int) -> tuple[int, str | None]:
             if index not in found:
-                size = self._count_messages(line[index])
+                name = MESSAGES if MESSAGES in line[index].parts else TRANSCRIPT_PART
+                size = self.count(line[index], name)
                 texts = last[:size]
                 if size > len(last):  # the conversation was compacted since
                     texts = [_prompt_in(item) for item in self.messages(line[index])]
@@ -193,9 +194,11 @@ class StepReader:
             return _items(self._resolved(checkpoint, MESSAGES))
         return [_parsed(line) for line in _items(self._resolved(checkpoint, TRANSCRIPT_PART))]
 
-    def _count_messages(self, checkpoint: Checkpoint) -> int:
-        """Return the length of the conversation, without reading the messages themselves."""
-        name = MESSAGES if MESSAGES in checkpoint.parts else TRANSCRIPT_PART
+    def count(self, checkpoint: Checkpoint, name: str) -> int:
+        """Return the length of a log, without reading the values in it.
+
+        Raises the same errors as `step`.
+        """
         tree: Any = checkpoint.parts.get(name)
         if isinstance(tree, dict) and len(tree) == 1 and tag_of(tree) is None:
             (tree,) = tree.values()
