@@ -3,8 +3,8 @@
     make bench                 about a quarter of an hour: six minutes for P1 to P5, and most of
                                the rest to fill a store with a million checkpoints
     make bench QUICK=1         a hundred thousand checkpoints, and no directory of as many files
-    make bench ONLY=P7,P8      some of: P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 P11 P13 P18 help session
-                               calls forks changes
+    make bench ONLY=P7,P8      some of: P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 P11 P13 P16 P18 help
+                               session calls forks changes
     make bench KEEP=1          also replaces bench/results.json and docs/images/bench.svg
 
 The exit status tells whether the measuring worked, not whether the targets hold: that is printed.
@@ -38,6 +38,7 @@ from bench import (
     postgres,
     round_trips,
     session,
+    trajectory,
 )
 from bench.figures import summary_ms
 from bench.ours import has_log
@@ -68,6 +69,7 @@ SUBJECTS = (
     "P11",
     "help",
     "P13",
+    "P16",
     "session",
     "calls",
     "forks",
@@ -181,6 +183,12 @@ def measure(only: set[str], checkpoints: int, directory: Path, quick: bool) -> d
         results["langgraph"] = langgraph.measure(place, quick=quick)
         shutil.rmtree(place)
         rows += langgraph.rows(results["langgraph"])
+    if "P16" in only:
+        say("a trajectory of many steps …")
+        place = directory / "trajectory"
+        place.mkdir()
+        results["trajectory"] = trajectory.measure(place, quick=quick)
+        rows += trajectory.rows(results["trajectory"])
     if "changes" in only:
         rows += changes.change_rows(results["conversations"][0])
     results["changed_meanwhile"] = installed() != results["machine"]["versions"]

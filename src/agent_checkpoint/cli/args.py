@@ -109,6 +109,7 @@ class Parser(argparse.ArgumentParser):
         if self.takes_command:
             words = list(args)
             end = words.index("--") if "--" in words else len(words)
+            namespace = argparse.Namespace() if namespace is None else namespace
             args, namespace.argv = words[:end], words[end + 1 :]
         found, left = super().parse_known_args(args, namespace)
         strange = [text for text in left if text.startswith("-") and text != "-"]
