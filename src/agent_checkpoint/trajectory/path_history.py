@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
 from agent_checkpoint.records import Checkpoint, Kind, parse_checkpoint_id
@@ -20,7 +19,7 @@ from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.tree.snapshot import Tree, objects_from
-from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, Item, read_directory
+from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, Item, find_item
 from agent_checkpoint.workspace.tree.tree_reader import pieces
 
 _BATCH, _MOST_AHEAD = 500, 8 << 20
@@ -58,7 +57,6 @@ class PathHistory:
             chosen = [item for item in chosen if item.ts_ns <= until.ts_ns]
         self.entries = sorted(chosen, key=lambda item: (item.ts_ns, item.seq))
         self.places = {item.id: index for index, item in enumerate(self.entries)}
-        self._directories: dict[str, dict[bytes, Item]] = {}
         self._roots: list[str] | None = None
         self._contents: dict[str, bytes] = {}
         """Contents that were read ahead."""
@@ -80,8 +78,8 @@ class PathHistory:
         refs: list[str | None] = list(self._root_refs())
         items: list[Item | None] = [None] * len(refs)
         for name in os.fsencode(path).split(b"/"):
-            self._fetch([ref for ref in refs if ref is not None])
-            items = [None if ref is None else self._directories[ref].get(name) for ref in refs]
+            known = self._find([ref for ref in refs if ref is not None], name)
+            items = [None if ref is None else known[ref] for ref in refs]
             refs = [
                 item.ref if item is not None and item.type == FOLDER else None for item in items
             ]
@@ -111,15 +109,10 @@ class PathHistory:
             self._roots = [records[part[OBJECT]].refs[0] for part in parts]
         return self._roots
 
-    def _fetch(self, refs: Sequence[str]) -> None:
-        missing = [ref for ref in dict.fromkeys(refs) if ref not in self._directories]
-        for ref, found in self._read(missing).items():
-            items = read_directory(ref, partial(self._get_after, ref, found))
-            self._directories[ref] = {item.name: item for item in items}
-
-    def _get_after(self, ref: str, found: Object, names: Sequence[str]) -> Iterable[Object]:
-        """Read objects, one of which was read already."""
-        return [found] if list(names) == [ref] else self._get(names)
+    def _find(self, refs: Sequence[str], name: bytes) -> dict[str, Item | None]:
+        """Return the entry of a name in each of some directories."""
+        wanted = list(dict.fromkeys(refs))
+        return {ref: find_item(one, name, self._get) for ref, one in zip(wanted, self._get(wanted))}
 
     def _read(self, names: Sequence[str]) -> dict[str, Object]:
         wanted = list(dict.fromkeys(names))

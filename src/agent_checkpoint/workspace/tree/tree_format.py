@@ -134,6 +134,33 @@ def read_directory(name: str, get: Get) -> list[Item]:
     return items
 
 
+def find_item(found: Object, wanted: bytes, get: Get) -> Item | None:
+    """Return one entry of a directory object, without reading the others; None if there is none.
+
+    Raises:
+        IntegrityError: the object is not a directory object, or is truncated.
+    """
+    parts = _get_parts(found, get) if found.kind == WIDE else [found]
+    for part in parts:
+        if part.kind != DIRECTORY:
+            raise IntegrityError("An object is not a directory object.")
+        data, at, ref = part.payload, 0, 0
+        try:
+            while at < len(data):
+                kind, _, length, size = _HEAD.unpack_from(data, at)
+                name = data[at + _HEAD.size : at + _HEAD.size + length]
+                if name == wanted:
+                    return _read_item(data, at, iter(part.refs[ref:]))[0]
+                if name > wanted:  # sorted
+                    return None
+                at += _HEAD.size + length
+                at += {FILE: 0, LINK: size}.get(kind, ID_BYTES)
+                ref += kind != LINK
+        except (StopIteration, struct.error):
+            raise IntegrityError("A directory object is truncated.") from None
+    return None
+
+
 def put_chunks(chunks: Chunks, put: Put) -> str:
     """Write the chunk list of a file; return the id of its object."""
     payload = _CHUNK_LIST.pack(chunks.size, bytes.fromhex(chunks.id))
