@@ -10,6 +10,9 @@ import pytest
 
 from agent_checkpoint import InvalidInputError, NotFoundError, Session, Workspace, bisect
 from agent_checkpoint.backends.default_paths import data_home
+from agent_checkpoint.session.steps.line import line_of
+from agent_checkpoint.trajectory.file_history import FileHistory
+from agent_checkpoint.trajectory.probe_directory import ProbeBase
 from agent_checkpoint.workspace.fork import drivers
 from agent_checkpoint.workspace.fork.isolated import private_forks_dir
 from tests.unit.trajectory.trajectories import Coding, shell, write
@@ -146,23 +149,18 @@ def test_up_to_date_objects_are_not_built_again(manager, place):
 
 
 def test_a_content_that_comes_back_has_the_time_of_its_return(manager, place):
-    with Session("s", workspace=place, store=manager) as session:
-        times = {}
+    with Session("s", workspace=place, store=manager):
         for text in "ABA":
             write("f", text)
-            times[session.head] = session.history(1)[0]["ts"]
-        write("bug", "")
-    seen = {}
-
-    def test(branch):
-        if (branch.path / "f").exists():
-            seen[branch.checkpoint.id] = (branch.path / "f").stat().st_mtime
-        return not (branch.path / "bug").exists()
-
-    bisect("s", test, store=manager)
-    assert seen
-    for name, ts in times.items():
-        assert name not in seen or abs(seen[name] - ts) < 1e-3
+    line = line_of(manager.store, manager.store.head("s"))[:4]
+    base = ProbeBase(FileHistory(manager.store, line))
+    try:
+        for index in (3, 1, 3, 2, 1):
+            base.move_to(index)
+            assert (base.files / "f").read_text() == "?ABA"[index]
+            assert (base.files / "f").stat().st_mtime_ns == line[index].ts_ns
+    finally:
+        base.close()
 
 
 def test_setup_runs_first_and_its_failure_skips(broken, manager):
@@ -194,9 +192,16 @@ def test_skipped_checkpoints_leave_candidates(broken, manager):
     assert "app" in found.diff.changed
 
 
-def test_125_skips(broken, manager):
-    found = bisect("s", "test -e f4 || exit 125; ! grep -q bug app", store=manager, good="@7")
-    assert found.first_bad.endswith("-13")
+def test_125_skips(manager, place):
+    with Session("s", workspace=place, store=manager):
+        for number in range(1, 12):
+            write("n", str(number))
+            if number == 8:
+                write("bug", "")
+    test = "case $(cat n) in 7) exit 125;; esac; ! test -e bug"
+    found = bisect("s", test, store=manager, good="@2")
+    assert found.first_bad.endswith("-10")
+    assert "skip" in {probe.verdict for probe in found.tested}
 
 
 @pytest.mark.parametrize(

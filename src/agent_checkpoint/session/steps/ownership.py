@@ -134,14 +134,15 @@ def _calls(store: Store, key: str, since: int, until: int) -> Iterator[OtherCall
             for one in step.calls:
                 began = None if one.ts is None else int(one.ts * _NS)
                 known = opened.pop(one.id or one.words, None)
-                if known is not None:
+                if known is not None and began is None:
                     began = known.began
                 if step.agent == "run":
                     began = start
                 end = checkpoint.ts_ns
                 if began is not None and one.ts is not None and one.seconds is not None:
                     end = min(end, began + int(one.seconds * _NS) + 1)
-                text = json.dumps(one.arguments, ensure_ascii=False, default=str)
+                named = (hook_note(store, checkpoint) or {}).get("named") or ()
+                text = json.dumps([one.arguments, *named], ensure_ascii=False, default=str)
                 yield OtherCall(key, one.words, text, began or start, began, end)
         earlier = checkpoint
     yield from opened.values()

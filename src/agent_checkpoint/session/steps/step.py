@@ -239,6 +239,7 @@ class StepReader:
                 str(row[1]),
                 inputs.get(str(row[2])) if len(row) > 2 else None,
                 str(row[2]) if len(row) > 2 and row[2] else None,
+                ts=_number(note.get("started")),
             )
             for row in rows
         ]
