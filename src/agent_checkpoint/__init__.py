@@ -69,7 +69,6 @@ if TYPE_CHECKING:
     from agent_checkpoint.session.explore.explore import explore as explore
     from agent_checkpoint.session.explore.outcome import Outcome as Outcome
     from agent_checkpoint.session.explore.outcome import Summary as Summary
-    from agent_checkpoint.session.recorded_calls import Divergence as Divergence
     from agent_checkpoint.session.revert.revert import RevertReport as RevertReport
     from agent_checkpoint.session.revert.step_removal import RevertConflict as RevertConflict
     from agent_checkpoint.session.rollback.rollback_report import RollbackReport as RollbackReport
@@ -82,6 +81,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.session.subagent import Subagent as Subagent
     from agent_checkpoint.session.tasks import Task as Task
     from agent_checkpoint.session.tasks import Tasks as Tasks
+    from agent_checkpoint.session.tools.recorded_calls import Divergence as Divergence
     from agent_checkpoint.session.tools.tool import tool as tool
     from agent_checkpoint.store.archive.store_copy import CopyReport as CopyReport
     from agent_checkpoint.store.archive.store_copy import copy as copy
@@ -167,7 +167,7 @@ _OWNERS = {
     "session.explore.backtrack": ("Backtracking", "backtrack"),
     "session.explore.explore": ("explore",),
     "session.explore.outcome": ("Outcome", "Summary"),
-    "session.recorded_calls": ("Divergence",),
+    "session.tools.recorded_calls": ("Divergence",),
     "session.revert.revert": ("RevertReport",),
     "session.revert.step_removal": ("RevertConflict",),
     "session.rollback.rollback_report": ("RollbackReport",),

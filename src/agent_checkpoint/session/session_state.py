@@ -33,9 +33,9 @@ from agent_checkpoint.session.current_session import current_path, enclosing_cal
 from agent_checkpoint.session.effects.effect_context import ToolCall
 from agent_checkpoint.session.effects.effects import Effects
 from agent_checkpoint.session.effects.outcomes import EffectOutcomes
-from agent_checkpoint.session.recorded_calls import RecordedCalls
 from agent_checkpoint.session.session_record import SESSION_PART, SessionRecord
 from agent_checkpoint.session.tools.method_owner import find_owner
+from agent_checkpoint.session.tools.recorded_calls import RecordedCalls
 from agent_checkpoint.session.tools.tool import Tool
 from agent_checkpoint.session.workspace_part import WorkspacePart
 from agent_checkpoint.store.ledger.ledger import Ledger

@@ -50,7 +50,6 @@ from agent_checkpoint.session.effects.effect_context import (
 )
 from agent_checkpoint.session.effects.idempotency import call_digest, effect_identity
 from agent_checkpoint.session.open_calls import OpenCall, row_ref
-from agent_checkpoint.session.recorded_calls import recorded_error
 from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.session.tasks import Tasks
 from agent_checkpoint.session.tools.call_arguments import (
@@ -62,6 +61,7 @@ from agent_checkpoint.session.tools.call_arguments import (
 from agent_checkpoint.session.tools.effect_kinds import behaviour_of
 from agent_checkpoint.session.tools.invoke import awaitables_on_this_loop, run_if_awaitable
 from agent_checkpoint.session.tools.method_owner import part_name
+from agent_checkpoint.session.tools.recorded_calls import recorded_error
 from agent_checkpoint.session.tools.tool import Tool, check_same_tool, registered_tool
 from agent_checkpoint.store.ledger.ledger_state import (
     APPROVED,

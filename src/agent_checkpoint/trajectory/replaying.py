@@ -22,13 +22,6 @@ from agent_checkpoint.records import Checkpoint, Kind, same_json, short_repr
 from agent_checkpoint.session.agent_scope import CALLS, MODEL_CALLS, OPEN_CALLS, TASKS, split_part
 from agent_checkpoint.session.current_session import as_current
 from agent_checkpoint.session.loop.model_calls import whole_requests
-from agent_checkpoint.session.recorded_calls import (
-    Divergence,
-    RecordedCall,
-    RecordedCalls,
-    ReplayStopped,
-    first_difference,
-)
 from agent_checkpoint.session.session import Branch, open_branch
 from agent_checkpoint.session.session_open import manager_for
 from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
@@ -36,6 +29,13 @@ from agent_checkpoint.session.steps.line import line_of, original
 from agent_checkpoint.session.steps.step import StepReader
 from agent_checkpoint.session.subagent import state_of
 from agent_checkpoint.session.tools.invoke import run_if_awaitable
+from agent_checkpoint.session.tools.recorded_calls import (
+    Divergence,
+    RecordedCall,
+    RecordedCalls,
+    ReplayStopped,
+    first_difference,
+)
 from agent_checkpoint.store.lookup import find
 from agent_checkpoint.store.objects.reader import resolve_tree
 from agent_checkpoint.transcripts.fields import plain

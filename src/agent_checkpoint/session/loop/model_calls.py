@@ -23,8 +23,8 @@ from agent_checkpoint.session.agent_scope import AgentScope
 from agent_checkpoint.session.current_session import current_task
 from agent_checkpoint.session.loop.request_prefix import compare, json_text
 from agent_checkpoint.session.loop.usage import cost_of, tokens_in
-from agent_checkpoint.session.recorded_calls import RecordedReply, recorded_error
 from agent_checkpoint.session.session_state import SessionState
+from agent_checkpoint.session.tools.recorded_calls import RecordedReply, recorded_error
 from agent_checkpoint.transcripts.fields import get, json_value, plain
 
 _NOT_RECORDED = frozenset({"client", "http_client", "http_options", "extra_query"})
