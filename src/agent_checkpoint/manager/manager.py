@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from functools import partial
@@ -87,6 +87,9 @@ if TYPE_CHECKING:
     from agent_checkpoint.store.store_argument import StoreLike
 
 Self = TypeVar("Self", bound="CheckpointManager")
+
+_MAX_UPDATES = 100
+"""How often an update is repeated after a conflict; each one means that another writer saved."""
 
 
 class SaveOptions(TypedDict, total=False):
@@ -232,6 +235,58 @@ class CheckpointManager:
         )
         self.background.flush()
         return self._write_id(draft, position)
+
+    def update(
+        self,
+        key: str,
+        agent: Any,
+        change: Callable[[], object],
+        *,
+        holds: str | None = None,
+        label: str | None = None,
+        tags: Iterable[str] = (),
+        metrics: Mapping[str, float] | None = None,
+    ) -> str:
+        """Load the head of a key into an agent, call `change`, and save; return the new id.
+
+        If another writer saves meanwhile, the agent is loaded and changed again: concurrent
+        updates of one key lose nothing.
+
+        Args:
+            key: the key; if it is new, the agent is changed as it is.
+            agent: what is loaded and saved, as in `load` and `save`.
+            change: changes the agent. What it raises is raised, and nothing is saved.
+            holds: the id of the checkpoint that the agent holds: if it is the head, it is not
+                loaded again.
+            label: as for `save`.
+            tags: as for `save`.
+            metrics: as for `save`.
+
+        Raises:
+            ConflictError: the key of `holds` was deleted, or other writers save all the time.
+            StateError: a value cannot be captured or loaded.
+            StorageError: the medium failed; the save is not confirmed.
+        """
+        key = check_key(key)
+        is_changed = False
+        for attempt in range(_MAX_UPDATES):
+            self.background.flush()
+            head = self.store.head(key)
+            if head is None and (is_changed or holds is not None):
+                raise head_conflict(key, holds or key, None)
+            if head is not None and (is_changed or head.id != holds):
+                head, reader = self._fetch(key)
+                self._restore(head, reader, agent)
+            change()
+            is_changed = True
+            draft, _ = self._draft(key, agent, label=label, tags=tags, metrics=metrics)
+            parents, after = ((), 0) if head is None else ((head.id,), head.seq)
+            try:
+                return self.store.write(draft, parents=parents, after=after).id
+            except ConflictError:
+                if attempt == _MAX_UPDATES - 1:
+                    raise
+        raise AssertionError("unreachable: the last conflict was raised")
 
     def save_in_background(
         self, key: str, agent: Any, **options: Unpack[SaveOptions]
@@ -747,6 +802,7 @@ class CheckpointManager:
             outcome.update(checkpoint=found.id)
         return found, reader
 
+    aupdate = in_thread(update)
     _adiff = in_thread(_diff)
     _afetch = in_thread(_fetch)
     astate_dict = in_thread(state_dict)
