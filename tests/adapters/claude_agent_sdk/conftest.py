@@ -1,0 +1,3 @@
+import pytest
+
+pytest.importorskip("claude_agent_sdk")
