@@ -34,6 +34,8 @@ _PREFIX = "conversation/"
 _RECORD = TypeAdapter(ConversationRecord)
 _RESULT = "agent_checkpoint.tool_result"
 """The kind of an item with the result of a tool call whose turn is not over."""
+_PROVIDER = "agent-checkpoint"
+"""The provider of a workspace: that of the session whose key is its id."""
 _MAX_KNOWN = 100_000
 
 
@@ -221,6 +223,10 @@ def message_history(session: Session) -> list[ModelMessage]:
     `Checkpoints` gives the results of the calls that had ended, and the others are made.
     """
     items = [item for item in session.messages.to_list() if item.get("kind") != _RESULT]
+    for item in items:
+        # A fork continues a conversation that was begun in the workspace of its origin.
+        if (item.get("workspace_ref") or {}).get("provider") == _PROVIDER:
+            item["workspace_ref"]["id"] = session.key
     return ModelMessagesTypeAdapter.validate_python(items)
 
 
@@ -248,13 +254,7 @@ class Checkpoints(AbstractCapability[Any]):
         if self.session.workspace is None:
             return None
         backend = SessionWorkspaceBackend(self.session)
-        # A fork continues a conversation that was begun in the workspace of its origin.
-        begun = {"provider": backend.ref.provider, "id": None if ref is None else ref.id}
-        if ref in (None, backend.ref) or any(
-            item.get("workspace_ref") == begun for item in self.session.messages
-        ):
-            return backend
-        return None
+        return backend if ref in (None, backend.ref) else None
 
     async def after_node_run(self, ctx: Any, *, node: Any, result: Any) -> Any:
         """Save the messages after a reply, and after a turn of tools."""
@@ -304,7 +304,7 @@ class SessionWorkspaceBackend(LocalWorkspaceBackend):
         if session.workspace is None:
             raise InvalidInputError("The session has no workspace. Open it with workspace=.")
         super().__init__(session.workspace.path, env=env)
-        self._session_ref = WorkspaceRef(provider="agent-checkpoint", id=session.key)
+        self._session_ref = WorkspaceRef(provider=_PROVIDER, id=session.key)
 
     @property
     def ref(self) -> WorkspaceRef:
