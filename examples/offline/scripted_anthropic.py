@@ -53,9 +53,9 @@ def results(messages):
     return [block for block in blocks if block["type"] == "tool_result"]
 
 
-def serve(turns):
+def serve(turns, kind=ScriptedAnthropic):
     """Start the server in a thread, and return it."""
-    server = ScriptedAnthropic(turns)
+    server = kind(turns)
     Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     return server
 

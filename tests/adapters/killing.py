@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -110,15 +111,31 @@ def again(found: "list[str]") -> int:
     return len(found) - len(set(found))
 
 
-def run(program: Path, directory: Path, persistence: str, kill_at: int) -> Any:
-    return subprocess.run(
-        [sys.executable, "-W", "error", str(program), str(directory), persistence],
-        env={**os.environ, KILL_AT: str(kill_at), "PYTHONPATH": str(Path(__file__).parents[2])},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+class Ended(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(program: Path, directory: Path, persistence: str, kill_at: int) -> Ended:
+    """Run the program, and end what it leaves behind, such as a CLI that waits for the model."""
+    with (directory / "stdout").open("w") as out, (directory / "stderr").open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", str(program), str(directory), persistence],
+            env={**os.environ, KILL_AT: str(kill_at), "PYTHONPATH": str(Path(__file__).parents[2])},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            process.wait(timeout=110)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    texts = [(directory / name).read_text() for name in ("stdout", "stderr")]
+    return Ended(process.returncode, *texts)
 
 
 def kill_and_resume(program: Path, persistence: str, boundary: int) -> Damage:

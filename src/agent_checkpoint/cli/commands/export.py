@@ -1,17 +1,20 @@
-"""`export`: write a key and all its checkpoints to an archive, with secrets masked."""
+"""`export`: write a key to an archive, or its conversation as a trajectory, with secrets masked."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from agent_checkpoint.adapters.atif import export_trajectory
 from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_size, one_line
 from agent_checkpoint.cli.progress_backend import progress_manager
 from agent_checkpoint.cli.prompts import confirmed, declined
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.core.codec.redacted_tree import mask_tree
+from agent_checkpoint.errors import StorageError
 from agent_checkpoint.formatting import shell_quote
 from agent_checkpoint.store.archive.archive_file import ExportReport, export_archive
 
@@ -19,20 +22,27 @@ EXAMPLES = """
 agent-checkpoint export fix-bug-42 fix.ckpt        write an archive
 agent-checkpoint export fix-bug-42 fix.ckpt --yes  overwrite an existing file
 agent-checkpoint export fix-bug-42 fix.ckpt --no-mask   write an exact copy
+agent-checkpoint export fix-bug-42 fix.json --format atif   write the conversation as a trajectory
 """
 
 
 def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
     parser.add("key", "KEY", "the key")
-    parser.add("file", "FILE", "the archive to write")
+    parser.add("file", "FILE", "the file to write")
+    parser.add_argument(
+        "--format",
+        choices=("archive", "atif"),
+        default="archive",
+        help="archive: all checkpoints (default); atif: the conversation, as an ATIF trajectory",
+    )
     parser.no_mask("write")
     parser.yes()
     parser.json()
 
 
 def run(args: Args, location: StoreLocation) -> CommandResult:
-    """Write the archive."""
+    """Write the file."""
     file = Path(location.directory, args.file)
     data: dict[str, Any] = {"key": args.key, "file": str(file), "done": False, "bytes": 0}
     data.update(asdict(ExportReport()))
@@ -41,6 +51,8 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
     exists = f"{one_line(file)} exists."
     if file.exists() and not confirmed(args, lambda out: out.line(exists), "Overwrite?"):
         return declined(data)
+    if args.format == "atif":
+        return _write_trajectory(args, location, file, key)
     with progress_manager(location, args.out, "Exporting") as manager:
         report = export_archive(manager.store, file, key, None if args.no_mask else mask_tree)
     data.update(done=True, bytes=file.stat().st_size, **asdict(report))
@@ -63,3 +75,17 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         out.line(f"To import: agent-checkpoint import {shell_quote(file.name)}", style="dim")
 
     return CommandResult(data, show)
+
+
+def _write_trajectory(args: Args, location: StoreLocation, file: Path, key: str) -> CommandResult:
+    with location.manager() as manager:
+        trajectory = export_trajectory(manager, key, mask=not args.no_mask)
+    text = json.dumps(trajectory, ensure_ascii=False, indent=1)
+    try:
+        file.write_text(f"{text}\n", encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise StorageError(f"{one_line(file)} cannot be written ({error.strerror}).") from error
+    steps = len(trajectory["steps"])
+    data = {"key": key, "file": str(file), "done": True, "bytes": file.stat().st_size}
+    words = f"Wrote {one_line(file)}: {format_count(steps, 'step')}."
+    return CommandResult({**data, "steps": steps}, lambda out: out.line(words, style="green"))
