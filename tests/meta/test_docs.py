@@ -38,7 +38,12 @@ run(*sys.argv[1:])
 """
 
 
-NEEDS = {"langgraph.md": "langgraph"}
+NEEDS = {
+    "claude-agent-sdk.md": "claude_agent_sdk",
+    "langgraph.md": "langgraph",
+    "openai-agents.md": "agents",
+    "pydantic-ai.md": "pydantic_ai",
+}
 """The packages that the blocks of a page need."""
 
 

@@ -32,12 +32,34 @@ SHOWS = {
         "the first way: ['A title', 'A body', 'An end', '']",
     ],
     "openai_loop.py": [LAST],
+    "claude_sdk_session.py": [
+        "agent: All done.",
+        "after the run: {'notes.txt': 'more', 'plan.txt': 'a mistake'}",
+        "rewound: {'plan.txt': 'a plan'}",
+        "fork: All done.",
+        "in the fork: {'notes.txt': 'more', 'plan.txt': 'a mistake'}",
+        "in the session: {'plan.txt': 'a plan'}",
+    ],
+    "openai_agents_session.py": [
+        "waits for: ['send']",
+        "result: sent 'Dear all'",
+        "agent: All done.",
+        "rolled back: Dear all",
+    ],
+    "pydantic_ai_session.py": [
+        "wrote a.txt\ninterrupted\nmessages: 2\nwrote b.txt\nagent: All done.",
+    ],
 }
 NEEDS = {
     "anthropic_loop.py": "anthropic",
     "langgraph_thread.py": "langgraph",
     "openai_loop.py": "openai",
+    "claude_sdk_session.py": "claude_agent_sdk",
+    "openai_agents_session.py": "agents",
+    "pydantic_ai_session.py": "pydantic_ai",
 }
+LEFT_BY_OTHERS = {"claude_sdk_session.py": ("claude-", "cc-")}
+"""How the names of temporary files begin that the program of another project leaves behind."""
 
 
 def test_every_example_is_tested() -> None:
@@ -67,6 +89,7 @@ def test_it_ends_well_and_leaves_nothing(name: str, tmp_path: Path) -> None:
     for words in SHOWS[name]:
         assert words in done.stdout[at:], done.stdout
         at = done.stdout.index(words, at)
-    assert list(scratch.iterdir()) == []
+    left = [path.name for path in scratch.iterdir()]
+    assert [one for one in left if not one.startswith(LEFT_BY_OTHERS.get(name, ()))] == []
     for kind in ("forks", "bases", "branches"):
         assert not (home / kind).exists() or list((home / kind).iterdir()) == []
