@@ -268,7 +268,7 @@ def checkpoint_hooks(session: Session) -> dict[Any, list[HookMatcher]]:
         path = event["transcript_path"]
         file = files.setdefault(path, _TranscriptFile(Path(path)))
         await file.wait_for(calls)
-        session.messages.replace(file.entries)
+        _follow(session, file.entries)
 
     return _hooks(session, read_file)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Literal
 
 from agents import FunctionTool, RunHooks, RunState, SessionSettings
@@ -155,12 +156,10 @@ class CheckpointSession:
 
     def _unsettled(self) -> list[Any]:
         """Return the items at the end that the SDK has not added."""
-        found: list[Any] = []
-        for item in reversed(self.session.messages.to_list()):
-            if item.get("type") != _UNSETTLED:
-                break
-            found.insert(0, item["item"])
-        return found
+        messages, start = self.session.messages, len(self.session.messages)
+        while start and messages[start - 1].get("type") == _UNSETTLED:
+            start -= 1
+        return [deepcopy(item["item"]) for item in messages[start:]]
 
     def _drop_unsettled(self) -> None:
         count = len(self._unsettled())

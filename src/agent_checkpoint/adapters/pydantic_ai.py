@@ -6,6 +6,7 @@ Needs the extra `pydantic-ai`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -268,12 +269,14 @@ class Checkpoints(AbstractCapability[Any]):
         self, ctx: Any, *, call: Any, tool_def: Any, args: Any, handler: Any
     ) -> Any:
         """Return the saved result of a call, or make the call and save its result."""
-        for item in self.session.messages.to_list():
-            if item.get("kind") == _RESULT and item["tool_call_id"] == call.tool_call_id:
-                return item["result"]
+        log, place = self.session.messages, len(self.session.messages)
+        while place and log[place - 1].get("kind") == _RESULT:
+            place -= 1
+            if log[place]["tool_call_id"] == call.tool_call_id:
+                return deepcopy(log[place]["result"])
         result = await handler(args)
         item = {"kind": _RESULT, "tool_call_id": call.tool_call_id, "result": result}
-        self.session.messages.append(item)
+        log.append(item)
         await self.session.asave(label=call.tool_name[:200])
         return result
 

@@ -1,6 +1,7 @@
 """Messages, tool calls and model calls as one line of text each.
 
-Recognizes the formats of the model APIs: Anthropic, OpenAI Chat Completions and Responses, Gemini.
+Recognizes the formats of the model APIs: Anthropic, OpenAI Chat Completions and Responses, Gemini;
+and those of the Claude Agent SDK and of Pydantic AI.
 Any other value is shown as data.
 """
 
@@ -28,6 +29,11 @@ def message_line(item: Any, limit: int, cut: Callable[[int], int]) -> str:
     """
     if not isinstance(item, dict):
         return value_summary(item, limit)
+    for name in ("message", "item"):  # an entry of a coding agent, or of a turn that is not over
+        if isinstance(item.get(name), dict) and {"role", "type"} & set(item[name]):
+            item = item[name]
+    if item.get("kind") in ("request", "response") and isinstance(item.get("parts"), list):
+        item = _pydantic_message(item)
     pieces = list(_pieces(item, limit))[:_MAX_PIECES]
     if isinstance(item.get("role"), str) and ("content" in item or "parts" in item):
         whole = pieces == [item.get("content")]
@@ -43,6 +49,30 @@ def message_line(item: Any, limit: int, cut: Callable[[int], int]) -> str:
         return f"{model} -> {what} {value_summary(item.get(what), cut(80))}"
     # An item of the Responses API that is not a message has a type and no role.
     return _shortened(pieces[0], limit) if pieces else value_summary(item, limit)
+
+
+def _pydantic_message(item: dict[str, Any]) -> dict[str, Any]:
+    """Return a message of Pydantic AI in the format of Anthropic."""
+    parts = [part for part in item["parts"] if isinstance(part, dict)]
+    return {
+        "role": "assistant" if item["kind"] == "response" else "user",
+        "content": [_PYDANTIC.get(str(part.get("part_kind")), _as_text)(part) for part in parts],
+    }
+
+
+def _as_text(part: dict[str, Any]) -> dict[str, Any]:
+    content = part.get("content")
+    return {"type": "text", "text": content} if isinstance(content, str) else part
+
+
+_PYDANTIC: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "tool-call": lambda part: {
+        "type": "tool_use",
+        "name": str(part.get("tool_name")),
+        "input": part.get("args"),
+    },
+    "tool-return": lambda part: {"type": "tool_result", "content": part.get("content")},
+}
 
 
 def _shortened(text: str, limit: int) -> str:

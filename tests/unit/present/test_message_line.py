@@ -82,3 +82,35 @@ def test_a_message_as_one_line(message: Any, line: str) -> None:
 def test_a_long_message_is_truncated() -> None:
     long = {"role": "assistant", "content": None, "tool_calls": [_OPENAI] * 1000}
     assert len(message_line(long, 40, lambda number: number)) <= len("assistant: ") + 41
+
+
+@pytest.mark.parametrize(
+    ("item", "shown"),
+    [
+        ({"type": "user", "message": {"role": "user", "content": "go"}}, "user: go"),
+        (
+            {"type": "mark", "item": {"type": "function_call", "name": "f", "arguments": "{}"}},
+            "f({})",
+        ),
+        (
+            {"kind": "request", "parts": [{"part_kind": "user-prompt", "content": "go"}]},
+            "user: go",
+        ),
+        (
+            {
+                "kind": "response",
+                "parts": [
+                    {"part_kind": "text", "content": "so"},
+                    {"part_kind": "tool-call", "tool_name": "f", "args": "{}"},
+                ],
+            },
+            "assistant: so f({})",
+        ),
+        (
+            {"kind": "request", "parts": [{"part_kind": "tool-return", "content": "ok"}]},
+            "user: -> ok",
+        ),
+    ],
+)
+def test_messages_of_the_frameworks_are_shown(item: Any, shown: str) -> None:
+    assert message_line(item, 80, lambda length: length) == shown

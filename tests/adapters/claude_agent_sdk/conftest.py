@@ -1,3 +1,0 @@
-import pytest
-
-pytest.importorskip("claude_agent_sdk")

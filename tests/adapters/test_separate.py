@@ -1,0 +1,26 @@
+"""An adapter loads its own framework, and none of the others."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+FRAMEWORKS = {
+    "atif": "agent_checkpoint",
+    "claude_agent_sdk": "claude_agent_sdk",
+    "openai_agents": "agents",
+    "pydantic_ai": "pydantic_ai",
+}
+
+
+@pytest.mark.parametrize("adapter", FRAMEWORKS)
+def test_an_adapter_loads_no_other_framework(adapter: str) -> None:
+    if find_spec(FRAMEWORKS[adapter]) is None:
+        pytest.skip(f"needs {FRAMEWORKS[adapter]}")
+    program = f"import sys, agent_checkpoint.adapters.{adapter}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    others = {*FRAMEWORKS.values()} - {"agent_checkpoint", FRAMEWORKS[adapter]}
+    assert not others & set(done.stdout.split())
