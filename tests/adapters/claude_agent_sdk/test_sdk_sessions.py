@@ -241,9 +241,9 @@ def test_sub_agents_do_not_mix_with_the_conversation() -> None:
         keep(session, options, entries(1))
         project = sdk.project_key_for_directory(None)
         sub: Any = {"project_key": project, "session_id": options["session_id"], "subpath": "a"}
-        asyncio.run(options["session_store"].append(sub, entries(7)))
+        asyncio.run(options["session_store"].append(sub, entries(1, 7)))
         assert [one["uuid"] for one in session.messages] == ["u1"]
-        assert asyncio.run(options["session_store"].load(sub)) == entries(7)
+        assert asyncio.run(options["session_store"].load(sub)) == entries(1, 7)
 
 
 def test_a_checkpoint_that_fails_stops_the_agent() -> None:

@@ -1,6 +1,7 @@
 """Conversations of Pydantic AI in a store: as its own store in memory, with conflicts and forks."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,30 @@ def test_a_stale_save_conflicts_and_changes_nothing(manager: CheckpointManager) 
         with pytest.raises(ConversationConflict):
             await store.save(talk("c", "new"))
         assert texts(await store.load("c")) == ["a", "theirs"]
+
+    asyncio.run(work())
+
+
+def test_the_store_itself_refuses_a_stale_write(manager: CheckpointManager) -> None:
+    """Another process may write between the check of the framework and the write."""
+
+    async def work() -> None:
+        store = CheckpointConversationStore(manager)
+        await store.save(talk("c", "a"))
+        record = await store.read_record("c")
+        assert record is not None
+        for stale in (None, "another"):
+            with pytest.raises(ConversationConflict):
+                await store.write_record(record, expected_revision=stale)
+        with pytest.raises(ConversationConflict):
+            await store.delete_record("c", expected_revision="another")
+        with pytest.raises(ConversationConflict):
+            await store.delete_record("none", expected_revision=record.revision)
+        lost = replace(record, conversation_id="d", head_id="no such entry")
+        with pytest.raises(ConversationConflict):
+            await store.write_record(lost, expected_revision=None)
+        assert texts(await store.load("c")) == ["a"]
+        assert await store.load("d") is None
 
     asyncio.run(work())
 
