@@ -9,6 +9,7 @@ import pytest
 FRAMEWORKS = {
     "atif": "agent_checkpoint",
     "claude_agent_sdk": "claude_agent_sdk",
+    "langgraph": "langgraph",
     "openai_agents": "agents",
     "pydantic_ai": "pydantic_ai",
 }
