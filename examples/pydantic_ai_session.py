@@ -6,6 +6,7 @@
 It needs no network: the model is a function. For a real one, pass its name to `Agent`.
 """
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def reply(messages, info):
     return ModelResponse([ToolCallPart("write", {"file": file}, f"call_{file}") for file in files])
 
 
-def run(directory, stop_at=None):
+async def run(directory, stop_at=None):
     """Run the agent, or go on where it was."""
     work = directory / "work"
     work.mkdir(parents=True, exist_ok=True)
@@ -44,14 +45,16 @@ def run(directory, stop_at=None):
         before = message_history(session)
         print("messages:", len(before))
         prompt = None if before else "Write two files."
-        result = agent.run_sync(prompt, message_history=before, capabilities=[Checkpoints(session)])
+        result = await agent.run(
+            prompt, message_history=before, capabilities=[Checkpoints(session)]
+        )
         print("agent:", result.output)
 
 
 if __name__ == "__main__":
     place = Path(sys.argv[1] if len(sys.argv) > 1 else "files")
     try:
-        run(place, stop_at="b.txt")
+        asyncio.run(run(place, stop_at="b.txt"))
     except KeyboardInterrupt:
         print("interrupted")
-    run(place)
+    asyncio.run(run(place))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_checkpoint import CheckpointManager, ConflictError, InvalidInputError, Log, Session
@@ -225,7 +225,7 @@ def trajectory_of(steps: Any) -> Any:
     return {"schema_version": "ATIF-v1.8", "session_id": "s", "agent": agent, "steps": made}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS)
 def test_an_import_has_the_same_steps(steps: Any) -> None:
     manager, trajectory = CheckpointManager(), trajectory_of(steps)

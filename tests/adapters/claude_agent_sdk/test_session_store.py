@@ -7,7 +7,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_checkpoint import CheckpointManager
@@ -172,7 +172,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS)
 def test_it_behaves_as_the_store_of_the_sdk(steps: Any) -> None:
     async def work() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_checkpoint import CheckpointManager, Session
@@ -45,7 +45,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS, st.one_of(st.none(), st.integers(-1, 4)))
 def test_it_behaves_as_the_session_of_the_sdk(steps: Any, limit: "int | None") -> None:
     async def work() -> None:

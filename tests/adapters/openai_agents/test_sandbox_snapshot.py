@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_checkpoint import CheckpointManager
@@ -54,7 +54,7 @@ def test_it_is_restored_byte_for_byte(tmp_path: Path) -> None:
     assert len(CheckpointManager(tmp_path / "store").history(snapshot.key)) == 2  # type: ignore[attr-defined]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.one_of(
         st.binary(max_size=2000),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_checkpoint import CheckpointManager
@@ -273,7 +273,7 @@ async def seen(store: Any) -> Any:
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS)
 def test_it_behaves_as_the_store_of_pydantic_ai(steps: Any) -> None:
     async def work() -> None:
