@@ -25,6 +25,12 @@ ARGUMENTS: dict[str, list[list[str]]] = {
     "run": [["--", "true", "größe"]],
     "rollback": [[KEY, "--dry-run"], [KEY, "--dry-run", "--json"]],
     "fork": [[KEY, f"{KEY}-ast", "--json"]],
+    "bisect": [
+        [KEY, "--", "test", "!", "-e", "größe"],
+        [KEY, "--json", "--", "grep", "ü", "ä.txt"],
+    ],
+    "blame": [["ä.txt"], ["ä.txt", "--json"], ["fehlt-größe"]],
+    "revert": [["@3", "--dry-run"], ["@3", "--yes", "--json"], ["größe"]],
     "tasks": [[], ["--json"]],
     "effects": [[KEY], ["--json"]],
     "approvals": [[], ["--json"]],
