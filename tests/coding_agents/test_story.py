@@ -57,7 +57,9 @@ class Told:
             if label.startswith("before "):
                 return self.heard[self.asked_in[number]], names(range(1, first))
             return self.heard[self.asked_in[number] + 1], names(range(1, last + 1))
-        turn = sum(one["label"].startswith("prompt") for one in before_now) - 1
+        # A prompt after which nothing has changed gets no checkpoint.
+        is_second = any(SECOND in one["label"] or "f5" in one["label"] for one in before_now)
+        turn = 1 if is_second else 0
         if label.startswith("prompt"):
             return self.heard[self.turns[turn][0]][:-1], names(range(1, 5 if turn else 1))
         assert label.startswith(("end of turn", "session ends")), label
