@@ -31,8 +31,9 @@ faults: $(VENV)/.test  ## Run the slow tests, and break the stores at every poin
 	$(BIN)/python -m pytest $(WORKERS) -m slow --ignore=tests/crash
 	$(BIN)/python -m pytest $(WORKERS) tests/crash tests/web/test_fuzzed_forms.py --full-faults
 
-agents: $(VENV)/.test  ## Run published coding agents with our hook, against a scripted model (ONLY=claude-code,codex)
-	$(BIN)/python -m pytest -n 2 -o faulthandler_timeout=600 tests/coding_agents --coding-agents $(or $(ONLY),all)
+agents: $(VENV)/.test  ## Run published coding agents with our hook, against a scripted model (ONLY=claude-code,codex, SHORT=1)
+	$(BIN)/python -m pytest -n 2 -o faulthandler_timeout=600 tests/coding_agents --coding-agents $(or $(ONLY),all) \
+	  $(if $(SHORT),-m "not long")
 
 check: $(VENV)/.check  ## Lint, format check, types, layers
 	$(BIN)/ruff check
