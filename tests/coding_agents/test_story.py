@@ -102,7 +102,8 @@ def test_every_moment(program: Program) -> None:
     assert all(any(f"f{number}" in name for number in PARALLEL) for name in inside)
     labels = {row["label"] for row in told.rows if row["event"] != "PostToolBatch"}
     offered = labels - {name.partition(" ")[2] for name in inside}
-    assert sum("f3" in label or "f4" in label for label in offered) == 2  # before and after
+    # Before and after; before has no row of its own if nothing was written since the last one.
+    assert sum("f3" in label or "f4" in label for label in offered) in (1, 2)
 
 
 def test_past_a_compaction(program: Program) -> None:
