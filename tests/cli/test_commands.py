@@ -80,7 +80,7 @@ def test_the_help_groups_the_commands() -> None:
     assert shown == root_parser().format_help()
     for group in ("files:", "sessions:", "store:", "more:"):
         assert group in shown
-    assert all(f"  {listed.name} " in shown for listed in COMMANDS)
+    assert all(re.search(rf"^  {listed.name}\s", shown, re.M) for listed in COMMANDS)
     assert max(map(len, root_parser().format_help(80).splitlines())) <= 80
 
 

@@ -18,6 +18,10 @@ MODULES = {
     "postgres": ("psycopg",),
     "otel": ("opentelemetry",),
     "encryption": ("cryptography",),
+    "langgraph": ("langgraph",),
+    "claude-agent-sdk": ("claude_agent_sdk",),
+    "openai-agents": ("agents",),
+    "pydantic-ai": ("pydantic_ai",),
 }
 """The modules of each extra, apart from zstd, which newer versions of Python have."""
 

@@ -25,6 +25,14 @@ agent-checkpoint doctor                  check this machine and the default stor
 agent-checkpoint --store ./store doctor --json   check another store, print JSON
 """
 
+_FRAMEWORKS = {
+    "langgraph": "LangGraph",
+    "claude-agent-sdk": "the Claude Agent SDK",
+    "openai-agents": "the OpenAI Agents SDK",
+    "pydantic-ai": "Pydantic AI",
+}
+"""The agent frameworks that have an extra."""
+
 
 class _Check(NamedTuple):
     name: str
@@ -197,6 +205,10 @@ def _packages() -> list[_Check]:
         ("psycopg", is_installed("postgres"), "stores in PostgreSQL", "postgres"),
         ("opentelemetry", is_installed("otel"), "spans and metrics", "otel"),
         ("cryptography", is_installed("encryption"), "encrypted stores", "encryption"),
+        *(
+            (extra, is_installed(extra), f"the adapter for {name}", extra)
+            for extra, name in _FRAMEWORKS.items()
+        ),
     )
     states = {True: "installed", False: "not installed"}
     return [

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from agent_checkpoint.cli.args import Args, Parser
+from agent_checkpoint.cli.extras import missing_extra
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, json_fields, one_line
 from agent_checkpoint.cli.store_location import StoreLocation
-from agent_checkpoint.errors import InvalidInputError
 
 EXAMPLES = """
 agent-checkpoint import-langgraph checkpoints.sqlite                  all threads of a SqliteSaver
@@ -26,9 +26,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         from agent_checkpoint.adapters.langgraph import CheckpointSaver
         from agent_checkpoint.adapters.langgraph.migration import import_threads
     except ImportError as error:
-        raise InvalidInputError(
-            f"import-langgraph needs LangGraph ({error}). Install agent-checkpoint[langgraph]."
-        ) from error
+        raise missing_extra("langgraph", "import-langgraph") from error
     with location.manager() as manager:
         report = import_threads(args.source, CheckpointSaver(manager), args.thread or None)
     data = {**json_fields(report, "checkpoints writes"), "threads": list(report.threads)}
