@@ -91,7 +91,7 @@ def test_home_and_temporary_files_are_private(broken, manager, own_home):
     test = 'touch "$HOME/x" "$TMPDIR/y"; ls "$HOME" "$TMPDIR"; ! grep -q bug app'
     found = bisect("s", test, store=manager)
     assert not (own_home / "x").exists()
-    assert {probe.output.count("x") for probe in found.tested} == {1}
+    assert {probe.output.splitlines().count("x") for probe in found.tested} == {1}
 
 
 def test_a_function_gets_an_environment_and_the_state(broken, manager, own_home):
