@@ -16,7 +16,7 @@ def write(name: str, text: str) -> int:
     """Write a file of the current session."""
     path = current_workspace().path / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, newline="")
+    path.write_bytes(text.encode())
     return len(text)
 
 
