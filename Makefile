@@ -27,7 +27,7 @@ quick: $(VENV)/.test  ## Run the unit tests, for every edit: less than a minute
 test: $(VENV)/.test  ## Run all tests but the slow ones: less than five minutes on two cores
 	$(BIN)/python -m pytest $(WORKERS) -m "not slow"
 
-faults: $(VENV)/.test  ## Run the slow tests, and break the stores at every point: kills, bad disks, lost power
+faults: $(VENV)/.faults  ## Run the slow tests, and break the stores at every point: kills, bad disks, lost power
 	$(BIN)/python -m pytest $(WORKERS) -m slow --ignore=tests/crash
 	$(BIN)/python -m pytest $(WORKERS) tests/crash tests/web/test_fuzzed_forms.py --full-faults
 
@@ -80,6 +80,10 @@ $(VENV)/.package: pyproject.toml
 
 $(VENV)/.test: $(VENV)/.package
 	$(PIP) install --editable '.[all]' --group test
+	@touch $@
+
+$(VENV)/.faults: $(VENV)/.test
+	$(PIP) install --group faults
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.test
