@@ -257,7 +257,8 @@ def test_looking_changes_nothing(shared: Place) -> None:
         before = content(manager)
         for page, said in addresses(KEY):
             answer = visitor.client.get(page, params=said)
-            assert answer.status_code in (200, 404), (page, answer.text)
+            allowed = (400,) if page == "/rewind" else (200, 404)  # not a session of an agent
+            assert answer.status_code in allowed, (page, answer.text)
             said = {**said, "csrf": visitor.auth.csrf, "confirmed": "yes", "name": "n"}
             visitor.client.get(page, params=said)
             visitor.client.head(page, params=said)

@@ -23,7 +23,7 @@ TAGS = set(
         html head meta title link script body a header img nav form input button main h1 h2 h3 div
         span p table thead tbody tr th td colgroup col ol ul li dl dt dd kbd dialog section article
         details summary pre code q strong textarea label fieldset legend svg path circle rect time
-        noscript del ins i bdo bdi
+        noscript del ins i bdo bdi em
         """,
     )
 )
@@ -99,7 +99,8 @@ def test_hostile_text_is_shown_as_it_is(hostile: Visitor) -> None:
 
 
 def test_errors_escape_what_was_asked_for(hostile: Visitor) -> None:
-    for page in ("/checkpoint", "/timeline", "/diff", "/rollback", "/fork", "/effects", "/export"):
+    pages = "checkpoint timeline diff rollback rewind restore fork effects export"
+    for page in map("/{}".format, pages.split()):
         text = "<script>window.owned=1</script>"
         answer = hostile.get(page, id=text, key=text, a=text, b=text)
         assert answer.status_code in (400, 404), page

@@ -260,6 +260,18 @@ def _claimed_path(head: Checkpoint) -> str | None:
     return path if natural.startswith(WORKSPACE) and natural == key_of(Path(path)) else None
 
 
+def trusted_directory(store: Store, checkpoint: Checkpoint) -> Path | None:
+    """Return the directory of the files of a checkpoint, if this user signed it; else None.
+
+    Raises the same errors as `is_directory_key`.
+    """
+    found = session_directory(store, checkpoint)
+    if found is None:
+        head = newest_readable(store, checkpoint.key) or checkpoint
+        found = tracked_directory(store, head)
+    return None if found is None else Path(found)
+
+
 def directory_of_files(store: Store, checkpoint: Checkpoint, here: Path) -> Path | None:
     """Return the directory that the files of a checkpoint belong to; None if unknown.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -36,6 +37,8 @@ from agent_checkpoint.web.timeline.layout_cache import LayoutCache, UnknownEffec
 HERE = Path(__file__).parent
 T = TypeVar("T")
 _MAX_FIELDS = 500
+_MAX_PREVIEWS = 5
+"""Maximum number of previews kept. Each contains a row for every file that would change."""
 _HTML = "text/html; charset=utf-8"
 
 
@@ -93,8 +96,7 @@ class Site:
         self.catalog = KeyCatalog(manager.store)
         self.layouts = LayoutCache(manager.store, self.histories, self.catalog)
         self.unknown_effects = UnknownEffects(manager.store)
-        self.previews: dict[str, object] = {}
-        """Previewed rollbacks that are not confirmed yet, by name."""
+        self._previews: dict[str, object] = {}
 
     def follow_store(self) -> None:
         """Reopen the store if the store at its path was replaced or removed.
@@ -107,6 +109,21 @@ class Site:
         if url is not None and backend.is_replaced():
             self._open(CheckpointManager(url))
             backend.close()
+
+    def keep_preview(self, preview: object) -> str:
+        """Keep a preview until it is confirmed, or others take its place; return its name."""
+        while len(self._previews) >= _MAX_PREVIEWS:
+            self._previews.pop(next(iter(self._previews)), None)
+        name = secrets.token_urlsafe(12)
+        self._previews[name] = preview
+        return name
+
+    def kept_preview(self, name: str, kind: type[T]) -> T:
+        """Return a preview by its name. Raises RequestError if there is none of that kind."""
+        preview = self._previews.get(name)
+        if not isinstance(preview, kind):
+            raise RequestError(404, "This preview has expired. Start again from the checkpoint.")
+        return preview
 
     async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
         """Run a change in a worker thread. It completes even if the client disconnects."""

@@ -332,6 +332,26 @@ class Rewind:
         return self._store.write(Draft(self._target.key, parts, kind=kind, label=label))
 
 
+def trusted_note(store: Store, target: Checkpoint) -> SessionNote:
+    """Return the note of a checkpoint to rewind to.
+
+    Raises:
+        InvalidInputError: the checkpoint has none, or this user's hook did not write it.
+        IntegrityError: the note is damaged.
+        StorageError: the medium failed.
+    """
+    note = read_note(store, target)
+    name = short_repr(target.id, 120)
+    if note is None:
+        raise InvalidInputError(f"{name} is not a checkpoint of a coding agent. Use `restore`.")
+    if not note.is_ours:
+        raise InvalidInputError(
+            f"{name} was imported or is not signed with your secret, so its paths are not trusted. "
+            "Use `restore --into DIR` to write its files to another directory."
+        )
+    return note
+
+
 def recover_rewind(store: Store, key: str) -> str | None:
     """Complete an interrupted rewind of a session; return a message, or None if there was none.
 

@@ -9,11 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.agents.agent_events import AGENTS, PROGRAMS
+from agent_checkpoint.agents.agent_events import AGENTS
 from agent_checkpoint.agents.directory_keys import keys_of_directory
-from agent_checkpoint.agents.rewind.rewind import Rewind, recover_rewind
+from agent_checkpoint.agents.rewind.rewind import Rewind, recover_rewind, trusted_note
 from agent_checkpoint.agents.session_note import SessionNote, read_note
-from agent_checkpoint.agents.session_presence import presence_of
 from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, format_time, json_fields, one_line
 from agent_checkpoint.cli.paths import RelativePaths
@@ -21,9 +20,16 @@ from agent_checkpoint.cli.plan_output import show_plan, show_plan_changes
 from agent_checkpoint.cli.prompts import confirmed, declined, show_plan_changed
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import UNUSABLE, ConflictError, InvalidInputError, NotFoundError
-from agent_checkpoint.formatting import format_count, shell_quote
+from agent_checkpoint.formatting import shell_quote
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.records import Checkpoint, Kind, short_repr
+from agent_checkpoint.present.rewind_words import (
+    LIMITS,
+    others_notice,
+    resume_command,
+    running_agent,
+    sessions_since,
+)
+from agent_checkpoint.records import Checkpoint, Kind
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.lookup import find, short_form
 from agent_checkpoint.store.store import Store
@@ -35,20 +41,7 @@ agent-checkpoint rewind @17              rewind files and conversation to checkp
 agent-checkpoint rewind @17 --dry-run    show what would change
 agent-checkpoint rewind @17 --only files   keep the conversation
 """
-_RESUME = {
-    "claude-code": "claude --resume {}",
-    "codex": "codex resume {}",
-    "gemini": "gemini --resume {}",
-    "qwen": "qwen --resume {}",
-}
 _POLL_SECONDS = 0.2
-_MOST_NAMED = 5
-_START = {
-    "claude-code": "claude --session-id {}",
-    "gemini": "gemini",
-    "qwen": "qwen --session-id {}",
-}
-"""The commands that start a session without a conversation."""
 
 
 def arguments(parser: Parser) -> None:
@@ -84,18 +77,7 @@ def run(args: Args, location: StoreLocation, about: str = "") -> CommandResult:
         if args.id is None:
             return _list(manager, key, args.N, finished)
         target = _target(args.id, location, manager, key)
-        note = read_note(manager.store, target)
-        if note is None:
-            raise InvalidInputError(
-                f"{short_repr(target.id, 120)} is not a checkpoint of a coding agent. Use "
-                "`restore`."
-            )
-        if not note.is_ours:
-            raise InvalidInputError(
-                f"{short_repr(target.id, 120)} was imported or is not signed with your "
-                "secret, so its paths are not trusted. Use `restore --into DIR` to write its "
-                "files to another directory."
-            )
+        note = trusted_note(manager.store, target)
         rewind = Rewind(
             manager.store,
             target,
@@ -147,26 +129,18 @@ def _check_ended(args: Args, key: str, rewind: Rewind) -> list[str]:
 
     Raises ConflictError if it is running, and would get another conversation.
     """
-    found = presence_of(key)
-    if found is None or not found.is_running:
-        return []
-    who = f"{PROGRAMS[found.agent]} (process {found.pid}) has this session open"
-    if args.wait and not args.dry_run:
-        print(f"Waiting: {who}.", file=sys.stderr)
-        while found is not None and found.is_running:
+    found = running_agent(key, changes_conversation=rewind.changes_conversation)
+    if found is not None and args.wait and not args.dry_run:
+        print(f"Waiting: {found.who}.", file=sys.stderr)
+        while found is not None:
             time.sleep(_POLL_SECONDS)
-            found = presence_of(key)
+            found = running_agent(key, changes_conversation=rewind.changes_conversation)
+    if found is None:
         return []
-    if not rewind.changes_conversation:
-        return [f"{who}. It does not know that files change."]
-    what = (
-        f"{who}. It keeps its conversation in memory and would append to the rewound transcript, "
-        "whose later lines then lose their past."
-    )
-    if args.dry_run or args.while_running:
-        return [what]
+    if not found.is_blocking or args.dry_run or args.while_running:
+        return [found.words]
     raise ConflictError(
-        f"{what} Nothing was changed. Exit it, or use `--wait` to rewind when it has ended, "
+        f"{found.words} Nothing was changed. Exit it, or use `--wait` to rewind when it has ended, "
         "`--while-running` to rewind now, or `--only files`."
     )
 
@@ -177,19 +151,8 @@ def _other_sessions(
     """Return a notice about other sessions whose changes the rewind reverts too."""
     if not rewind.changes_files or is_mine:
         return []
-    names = []
-    for key in keys_of_directory(store, Path(rewind.directory)):
-        head = store.head(key)
-        if key != target.key and head is not None and head.ts_ns > target.ts_ns:
-            names.append(one_line(key))
-    if not names:
-        return []
-    return [
-        f"Since then {format_count(len(names), 'other session')} worked here, whose changes are "
-        f"reverted as well: {', '.join(names[:_MOST_NAMED])}"
-        + (" and more." if len(names) > _MOST_NAMED else ".")
-        + " `--mine` keeps them."
-    ]
+    names = sessions_since(store, rewind, target)
+    return [f"{others_notice(names)} `--mine` keeps them."] if names else []
 
 
 def _session_key(args: Args, location: StoreLocation, manager: CheckpointManager) -> str:
@@ -297,14 +260,10 @@ def _show_notices(out: Output, notices: list[str]) -> None:
 
 
 def _show_limits(out: Output, note: SessionNote, *, starts_anew: bool) -> None:
-    out.line(
-        "Effects outside of the directory are not undone. A running agent keeps its conversation "
-        "in memory: exit it, then resume the session.",
-        style="dim",
-    )
-    commands = _START if starts_anew else _RESUME
-    if note.agent in commands:
-        out.line(f"  {commands[note.agent].format(shell_quote(note.session))}", style="dim")
+    out.line(LIMITS, style="dim")
+    command = resume_command(note, starts_anew=starts_anew)
+    if command is not None:
+        out.line(f"  {command}", style="dim")
 
 
 def _data(

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from agent_checkpoint.agents.session_note import PART as HOOK
 from agent_checkpoint.errors import UNUSABLE, NotFoundError
 from agent_checkpoint.records import Checkpoint, parse_checkpoint_id, same_json, short_repr
 from agent_checkpoint.session.agent_scope import split_part
@@ -61,6 +62,8 @@ def checkpoint_page(site: Site, request: Request) -> Response:
         parents=checkpoint.parents[:_MAX_CHILDREN],
         children=_children(site, checkpoint, summaries),
         is_session=SESSION_PART in checkpoint.parts,
+        is_agent=HOOK in checkpoint.parts,
+        has_files=FILES in checkpoint.parts,
         head=summaries[-1].id if summaries else checkpoint.key,
         older=older[-1] if older else None,
         newer=newer[0] if newer else None,

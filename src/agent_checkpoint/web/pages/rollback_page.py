@@ -6,7 +6,6 @@ session, its files or its external side effects have changed since the preview.
 
 from __future__ import annotations
 
-import secrets
 from threading import Lock
 from typing import Any
 
@@ -23,13 +22,12 @@ from agent_checkpoint.session.session import Session
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.store import key_not_found
 from agent_checkpoint.web.page_text import decode_field, link
+from agent_checkpoint.web.plan_rows import plan_rows
 from agent_checkpoint.web.rendering import RequestError, Site, posted, query_params, required
 from agent_checkpoint.workspace.restore.plan import PlanChangedError
 
 POLICIES: tuple[RollbackEffects, ...] = ("refuse", "warn")
 """Policies that the page offers. `compensate` needs the code of the tools, which is not loaded."""
-_MAX_KEPT = 5
-"""Maximum number of previews kept. Each contains a row for every file that would change."""
 
 
 class PendingRollback:
@@ -75,17 +73,13 @@ def create_preview(site: Site, form: dict[str, str]) -> Response:
     pending = PendingRollback(
         site, target, required(form, "key"), _selected_parts(form), "keep_unseen" in form
     )
-    while len(site.previews) >= _MAX_KEPT:
-        site.previews.pop(next(iter(site.previews)), None)
-    name = secrets.token_urlsafe(12)
-    site.previews[name] = pending
-    return _redirect(name)
+    return _redirect(site.keep_preview(pending))
 
 
 def preview_page(site: Site, request: Request) -> Response:
     """Show a preview, or the report after the confirmation."""
     name = required(query_params(request), "of")
-    pending = _pending(site, name)
+    pending = site.kept_preview(name, PendingRollback)
     if pending.done is not None:
         return _page(site, pending.target, pending.key, pending.done, step="done")
     return _page(
@@ -106,7 +100,7 @@ def rollback(site: Site, form: dict[str, str]) -> Response:
     policy = next((word for word in POLICIES if word == chosen), None)
     if policy is None:
         raise RequestError(400, "Unknown policy for external side effects.")
-    pending = _pending(site, name)
+    pending = site.kept_preview(name, PendingRollback)
     with pending.lock:
         return _redirect(name) if pending.done else _confirmed(site, pending, name, policy)
 
@@ -166,13 +160,6 @@ def _effects(report: RollbackReport) -> list[list[tuple[str, str]]]:
     return [[(effect.id, effect.status) for effect in effects] for effects in lists]
 
 
-def _pending(site: Site, name: str) -> PendingRollback:
-    pending = site.previews.get(name)
-    if not isinstance(pending, PendingRollback):
-        raise RequestError(404, "This preview has expired. Start again from the checkpoint.")
-    return pending
-
-
 def _redirect(name: str) -> Response:
     return RedirectResponse(link("preview", of=name), 303)
 
@@ -197,27 +184,9 @@ def _page(
         report=report,
         step=step,
         parts=part_groups(part for part in target.parts if part not in (SESSION_PART, OPEN_CALLS)),
-        files=_file_changes(report),
+        files=[] if report.files is None else plan_rows(report.files),
         **values,
     )
-
-
-def _file_changes(report: RollbackReport) -> list[tuple[str, list[str], int]]:
-    """Return the file changes by action: action, some paths, total number."""
-    plan = report.files
-    if plan is None:
-        return []
-    lists = [
-        ("write", plan.write),
-        ("delete", plan.delete),
-        ("change mode", plan.mode),
-        ("keep unchanged", [f"{path}: {why}" for path, why in plan.leave.items()]),
-        ("keep a copy", [f"{path} as {where}" for path, where in plan.kept.items()]),
-        ("open for writing in another process", plan.open),
-        ("only in the safety checkpoint", plan.unseen),
-        ("git", plan.git),
-    ]
-    return [(word, list(paths[:200]), len(paths)) for word, paths in lists if paths]
 
 
 def _selected_parts(form: dict[str, str]) -> list[str] | None:

@@ -1,0 +1,213 @@
+"""Rewind of a coding agent with preview and confirmation. Runs only what was previewed, once.
+
+A rewind is refused if the session, its files or its conversation have changed since the preview, or
+if the agent has the session open and the user did not agree to that.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Any, NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from agent_checkpoint.agents.rewind.rewind import Rewind, recover_rewind, trusted_note
+from agent_checkpoint.errors import ConflictError
+from agent_checkpoint.present.rewind_words import (
+    LIMITS,
+    others_notice,
+    resume_command,
+    running_agent,
+    sessions_since,
+)
+from agent_checkpoint.records import Checkpoint
+from agent_checkpoint.web.page_text import link
+from agent_checkpoint.web.plan_rows import plan_rows
+from agent_checkpoint.web.rendering import Site, posted, query_params, required
+from agent_checkpoint.workspace.restore.plan import Plan, PlanChangedError
+
+
+class RewindPreview(NamedTuple):
+    """What a rewind would do."""
+
+    directory: str
+    plan: Plan | None
+    """The changes of the files; None if they are not rewound."""
+    conversation: str | None
+    """The change of the transcript; None if it does not change."""
+    warning: str | None
+    """What the conversation will lack, and what the resumed model hears."""
+    missing: str | None
+    """The reason why the checkpoint has no conversation."""
+    not_mine: dict[str, str]
+    """Files that are kept because others changed them, each with the reason."""
+    changes_files: bool
+    changes_conversation: bool
+    starts_anew: bool
+
+    @classmethod
+    def of(cls, rewind: Rewind) -> RewindPreview:
+        """Return the preview of a rewind. Scans the files, and changes nothing."""
+        rewind.preview()
+        return cls(
+            rewind.directory,
+            rewind.plan,
+            rewind.transcript_change,
+            rewind.warning,
+            rewind.transcript_missing,
+            rewind.not_mine,
+            rewind.changes_files,
+            rewind.changes_conversation,
+            rewind.starts_anew,
+        )
+
+    def is_same_conversation(self, other: RewindPreview) -> bool:
+        """Whether two previews change the conversation alike."""
+        fields = ("conversation", "warning", "missing", "starts_anew")
+        return all(getattr(self, name) == getattr(other, name) for name in fields)
+
+
+class RewindReport(NamedTuple):
+    """What a rewind has done."""
+
+    preview: RewindPreview
+    safety_id: str | None
+    previous_transcript: str | None
+
+
+class PendingRewind:
+    """A previewed rewind, with its report after the confirmation."""
+
+    def __init__(self, site: Site, target: Checkpoint, only: str, *, keep_git: bool, mine: bool):
+        self.target = target
+        self.note = trusted_note(site.store, target)
+        self.only, self.keep_git, self.mine = only, keep_git, mine
+        self.finished = recover_rewind(site.store, target.key)
+        """What was said of an interrupted rewind that is completed now."""
+        self.head = _head_id(site, target.key)
+        with self.open(site) as rewind:
+            self.preview = RewindPreview.of(rewind)
+            self.others = [] if mine else sessions_since(site.store, rewind, target)
+        self.done: RewindReport | None = None
+        self.lock = Lock()
+        """Held while the confirmation runs, because a form may be submitted twice."""
+
+    def open(self, site: Site) -> Rewind:
+        """Return the rewind. Raises CheckpointError."""
+        return Rewind(
+            site.store,
+            self.target,
+            self.note,
+            files=self.only != "conversation",
+            conversation=self.only != "files",
+            exclude=(".git",) if self.keep_git else (),
+            mine=self.mine,
+        )
+
+
+def rewind_page(site: Site, request: Request) -> Response:
+    """Ask what to rewind. Scans no files."""
+    target = site.find(required(query_params(request), "id"))
+    note = trusted_note(site.store, target)
+    running = running_agent(target.key, changes_conversation=True)
+    return _page(site, target, step="ask", note=note, running=running)
+
+
+@posted
+def create_rewind_preview(site: Site, form: dict[str, str]) -> Response:
+    """Create a preview, which scans the files and rewinds nothing."""
+    target = site.find(required(form, "id"))
+    only = form.get("only", "")
+    pending = PendingRewind(
+        site,
+        target,
+        only if only in ("files", "conversation") else "",
+        keep_git="keep_git" in form,
+        mine="mine" in form,
+    )
+    return _redirect(site.keep_preview(pending))
+
+
+def rewind_preview_page(site: Site, request: Request) -> Response:
+    """Show a preview, or the report after the confirmation."""
+    name = required(query_params(request), "of")
+    pending = site.kept_preview(name, PendingRewind)
+    return _pending_page(site, pending, name, "confirm" if pending.done is None else "done")
+
+
+@posted
+def rewind(site: Site, form: dict[str, str]) -> Response:
+    """Rewind if nothing has changed since the preview."""
+    name = required(form, "of")
+    pending = site.kept_preview(name, PendingRewind)
+    with pending.lock:
+        if pending.done is not None:
+            return _redirect(name)
+        running = _running(pending)
+        if running is not None and running.is_blocking and form.get("while_running") != "yes":
+            return _pending_page(site, pending, name, "refused", status=409)
+        try:
+            if _head_id(site, pending.target.key) != pending.head:
+                raise PlanChangedError("The session has a newer checkpoint: it has")
+            pending.done = _run(site, pending)
+        except ConflictError as error:
+            return _pending_page(site, pending, name, "changed", status=409, why=str(error))
+    return _redirect(name)
+
+
+def _run(site: Site, pending: PendingRewind) -> RewindReport:
+    with pending.open(site) as opened:
+        if not RewindPreview.of(opened).is_same_conversation(pending.preview):
+            raise PlanChangedError("The conversation has")
+        opened.run(pending.preview.plan)
+        done = pending.preview._replace(plan=opened.plan, not_mine=opened.not_mine)
+        return RewindReport(done, opened.safety_id, opened.previous_transcript)
+
+
+def _running(pending: PendingRewind) -> Any:
+    changes = pending.preview.changes_conversation
+    return running_agent(pending.target.key, changes_conversation=changes)
+
+
+def _head_id(site: Site, key: str) -> str | None:
+    head = site.store.head(key)
+    return None if head is None else head.id
+
+
+def _redirect(name: str) -> Response:
+    return RedirectResponse(link("rewind_preview", of=name), 303)
+
+
+def _pending_page(
+    site: Site, pending: PendingRewind, name: str, step: str, status: int = 200, **values: Any
+) -> Response:
+    done = pending.done
+    preview = pending.preview if done is None else done.preview
+    starts_anew = preview.starts_anew
+    return _page(
+        site,
+        pending.target,
+        step=step,
+        status=status,
+        name=name,
+        note=pending.note,
+        preview=preview,
+        files=[] if preview.plan is None else plan_rows(preview.plan, preview.not_mine),
+        running=_running(pending) if done is None else None,
+        notices=[pending.finished] if pending.finished else [],
+        others=pending.others,
+        others_words=others_notice(pending.others) if pending.others else "",
+        mine=pending.mine,
+        done=done,
+        resume=resume_command(pending.note, starts_anew=starts_anew),
+        limits=LIMITS,
+        **values,
+    )
+
+
+def _page(
+    site: Site, target: Checkpoint, *, step: str, status: int = 200, **values: Any
+) -> Response:
+    values = {"why": "", **values}
+    return site.page("rewind.html", status, target=target, key=target.key, step=step, **values)
