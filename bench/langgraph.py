@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -37,6 +40,7 @@ class Plain(TypedDict):
 
     messages: Annotated[list[Any], lambda a, b: a + b]
     step: int
+    stop: int
 
 
 class Delta(TypedDict):
@@ -44,16 +48,13 @@ class Delta(TypedDict):
 
     messages: Annotated[list[Any], DeltaChannel(_added)]
     step: int
+    stop: int
 
 
 def measure(directory: Path, *, quick: bool) -> dict[str, Any]:
     """Run the graph on each side; the best time, and the bytes."""
     steps = QUICK_STEPS if quick else STEPS
-    # Without `role`: LangGraph takes a dict with one for a message, and gives it an id.
-    messages = [
-        {"sender": message["role"], "content": message["content"]}
-        for message in conversation("varied", steps)
-    ]
+    messages = _messages(steps)
     found: dict[str, Any] = {"steps": steps, "raw_bytes": raw_bytes(messages)}
     for run in range(RUNS):
         for side in SIDES:
@@ -96,6 +97,51 @@ def rows(figures: dict[str, Any]) -> list[Row]:
 
 
 def _run(side: str, place: Path, messages: list[Any]) -> tuple[float, int]:
+    with _graph(side, place, messages) as (graph, config):
+        given: Any = {"messages": [], "step": 0, "stop": len(messages)}
+        began = time.perf_counter()
+        done = graph.invoke(given, config, durability="sync")
+        seconds = time.perf_counter() - began
+        assert done["messages"] == messages
+    return seconds, _size(place)
+
+
+@contextmanager
+def stepping(
+    side: str, place: Path, steps: int
+) -> Iterator[Callable[[int], tuple[list[int], int]]]:
+    """A graph that goes on to a step: yields what does, and returns the times and the bytes."""
+    messages = _messages(steps)
+    with _graph(side, place, messages) as (graph, config):
+        reached = 0
+
+        def run(stop: int) -> tuple[list[int], int]:
+            nonlocal reached
+            given: Any = {"stop": stop}
+            if not reached:
+                given |= {"messages": [], "step": 0}
+            times = [time.perf_counter_ns()]
+            for _ in graph.stream(given, config, durability="sync", stream_mode="updates"):
+                times.append(time.perf_counter_ns())
+            taken = [after - before for before, after in pairwise(times)]
+            assert len(taken) == stop - reached
+            reached = stop
+            return taken, _size(place)
+
+        yield run
+
+
+def _messages(steps: int) -> list[Any]:
+    # Without `role`: LangGraph takes a dict with one for a message, and gives it an id.
+    return [
+        {"sender": message["role"], "content": message["content"]}
+        for message in conversation("varied", steps)
+    ]
+
+
+@contextmanager
+def _graph(side: str, place: Path, messages: list[Any]) -> Iterator[tuple[Any, Any]]:
+    """A graph that adds a message a step until `stop`, with the saver of the side; its config."""
     if side == "ours":
         saver: Any = CheckpointSaver(place / "store")
         close = saver.close
@@ -110,15 +156,15 @@ def _run(side: str, place: Path, messages: list[Any]) -> tuple[float, int]:
     )
     builder.add_edge(START, "step")
     builder.add_conditional_edges(
-        "step", lambda state: END if state["step"] == len(messages) else "step"
+        "step", lambda state: END if state["step"] == state["stop"] else "step"
     )
-    graph = builder.compile(checkpointer=saver)
-    config: Any = {"configurable": {"thread_id": "bench"}, "recursion_limit": len(messages) + 10}
-    given: Any = {"messages": [], "step": 0}
-    began = time.perf_counter()
-    done = graph.invoke(given, config, durability="sync")
-    seconds = time.perf_counter() - began
-    assert done["messages"] == messages
-    close()
+    config = {"configurable": {"thread_id": "bench"}, "recursion_limit": len(messages) + 10}
+    try:
+        yield builder.compile(checkpointer=saver), config
+    finally:
+        close()
+
+
+def _size(place: Path) -> int:
     files = [file for file in place.rglob("*") if file.is_file() and file.name != RESERVE]
-    return seconds, sum(file.stat().st_size for file in files)
+    return sum(file.stat().st_size for file in files)

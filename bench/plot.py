@@ -69,6 +69,50 @@ def draw(results: dict[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
+CURVES = {  # the lines: colour and label
+    "watching ours": ("#0b6e4f", "ours, watching"),
+    "changed ours": ("#6fb98f", "ours, new process"),
+    "watching git": ("#c8553d", "git add, git commit"),
+    "ours": ("#0b6e4f", "ours, Log"),
+    "sqlite": ("#c8553d", "LangGraph SqliteSaver"),
+    "delta": ("#e39a8a", "LangGraph, DeltaChannel"),
+}
+
+
+def draw_curves(curves: dict[str, Any], path: Path) -> None:
+    """Write the picture of time against files, and time and bytes against steps."""
+    plt.rcParams.update({"font.size": 9, "svg.hashsalt": "bench", "figure.facecolor": "white"})
+    figure, (files, saves, stored) = plt.subplots(1, 3, figsize=(13, 3.9), layout="constrained")
+    counts = [int(count) for count in curves["files"]]
+    for name in next(iter(curves["files"].values())):
+        times = [found[name] for found in curves["files"].values()]
+        _line(files, name, counts, times)
+    for name, side in curves["steps"].items():
+        steps = [point["steps"] for point in side["points"]]
+        _line(saves, name, steps, [point["ms"] for point in side["points"]])
+        _line(stored, name, steps, [point["bytes"] / 1e6 for point in side["points"]])
+        if side["stopped"]:
+            end = (steps[-1], side["points"][-1]["bytes"] / 1e6)
+            stored.annotate(side["stopped"], end, ha="right", va="bottom", fontsize=7)
+    files.set_title("One file changed: time of a snapshot (ms)")
+    files.set_xlabel("files")
+    saves.set_title("Time of a save (ms)")
+    stored.set_title("Stored (MB)")
+    for axes in (saves, stored):
+        axes.set_xlabel("steps")
+    for axes in (files, saves, stored):
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plt.close(figure)
+
+
+def _line(axes: Axes, name: str, along: list[int], values: list[float]) -> None:
+    colour, label = CURVES[name]
+    axes.plot(along, values, color=colour, marker=".", label=label)
+
+
 def _work(axes: Axes, size: dict[str, Any]) -> None:
     """Bars from the top: each kind of work, and in it each side that did it."""
     place, ticks = 0.0, {}

@@ -35,6 +35,11 @@ class Row:
         return self.ours / self.peer
 
     @property
+    def is_comparison(self) -> bool:
+        """Whether the peer did the same work, and is not there for scale."""
+        return bool(self.peer_name) and not self.absolute and not self.difference
+
+    @property
     def judged(self) -> float | None:
         """The number that is held against the target."""
         if self.absolute:
@@ -58,6 +63,23 @@ class Row:
         if self.absolute:
             return "ours"
         return "difference" if self.difference else "ratio"
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Row:
+        """The row that `as_json` has written."""
+        return cls(
+            id=found["row"],
+            what=found["what"],
+            ours=found["ours"],
+            peer=found["peer"],
+            unit=found["unit"],
+            peer_name=found["peer_name"],
+            target=found["target"],
+            durability=found["durability"],
+            difference=found["target_is_on"] == "difference",
+            absolute=found["target_is_on"] == "ours",
+            waiting=found["waiting"],
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The row for a program."""

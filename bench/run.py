@@ -4,7 +4,7 @@
                                the rest to fill a store with a million checkpoints
     make bench QUICK=1         a hundred thousand checkpoints, and no directory of as many files
     make bench ONLY=P7,P8      some of: P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 P11 P13 P16 P18 help
-                               session calls forks changes
+                               session calls forks changes curves
     make bench KEEP=1          also replaces bench/results.json and docs/images/bench.svg
 
 The exit status tells whether the measuring worked, not whether the targets hold: that is printed.
@@ -30,6 +30,7 @@ import agent_checkpoint
 from bench import (
     changes,
     conversation,
+    curves,
     explore,
     help_time,
     hook,
@@ -75,6 +76,7 @@ SUBJECTS = (
     "forks",
     "changes",
     "P18",
+    "curves",
 )
 
 
@@ -189,6 +191,11 @@ def measure(only: set[str], checkpoints: int, directory: Path, quick: bool) -> d
         place.mkdir()
         results["trajectory"] = trajectory.measure(place, quick=quick)
         rows += trajectory.rows(results["trajectory"])
+    if "curves" in only:
+        place = directory / "curves"
+        place.mkdir()
+        results["curves"] = curves.measure(place, quick=quick, say=say)
+        shutil.rmtree(place)
     if "changes" in only:
         rows += changes.change_rows(results["conversations"][0])
     results["changed_meanwhile"] = installed() != results["machine"]["versions"]
@@ -360,16 +367,22 @@ def main() -> int:
     report(results, found["rows"])
     RESULTS.mkdir(exist_ok=True)
     written = [_write(results, RESULTS / "latest.json")]
+    pictures = []
     if results["conversations"] or results.get("workspaces", {}).get("sizes"):
         from bench.plot import draw
 
-        draw(results, RESULTS / "latest.svg")
-        written.append(RESULTS / "latest.svg")
-        if options.keep:
-            picture = ROOT / "docs" / "images" / "bench.svg"
-            picture.parent.mkdir(exist_ok=True)
-            shutil.copyfile(RESULTS / "latest.svg", picture)
-            written.append(picture)
+        pictures.append(RESULTS / "bench.svg")
+        draw(results, pictures[-1])
+    if "curves" in results:
+        from bench.plot import draw_curves
+
+        pictures.append(RESULTS / "bench-curves.svg")
+        draw_curves(results["curves"], pictures[-1])
+    written += pictures
+    for picture in pictures if options.keep else ():
+        target = ROOT / "docs" / "images" / picture.name
+        shutil.copyfile(picture, target)
+        written.append(target)
     if options.keep:
         written.append(_write(_snapshot(results), ROOT / "bench" / "results.json"))
     print("  Written: " + ", ".join(str(path.relative_to(ROOT)) for path in written))

@@ -17,9 +17,8 @@ Cells = dict[str, str]
 
 def verdict_table(rows: Sequence[Row], colour: bool) -> str:
     """The comparisons, with a rule between their subjects."""
-    cells = [_cells(row) for row in rows]
     groups = [row.id for row in rows]
-    return _lay_out(cells, groups, colour)
+    return _lay_out([row_cells(row) for row in rows], groups, colour)
 
 
 def detail_table(runs: Sequence[dict[str, Any]], titles: dict[str, str], colour: bool) -> str:
@@ -91,7 +90,8 @@ def wants_colour() -> bool:
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
 
-def _cells(row: Row) -> Cells:
+def row_cells(row: Row) -> Cells:
+    """The texts of a row, by their columns."""
     target = ""
     if row.target is not None and row.difference:
         target = f"≤ +{quantity(row.target, row.unit)}"

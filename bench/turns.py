@@ -7,6 +7,7 @@ and a busy disk hit all sides alike. Only ratios within one run mean anything.
 from __future__ import annotations
 
 import json
+import select
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,17 +27,23 @@ class Turns:
         self._processes = processes
         self._rounds = 0
 
-    def ask(self, name: str, do: str, **arguments: Any) -> dict[str, Any]:
-        """Let one side do one thing and return its answer.
+    def ask(
+        self, name: str, do: str, *, limit: float | None = None, **arguments: Any
+    ) -> dict[str, Any]:
+        """Let one side do one thing and return its answer, within `limit` seconds.
 
         Raises:
             RuntimeError: the process died; its traceback is on stderr.
+            TimeoutError: it took longer than the limit, and was killed.
         """
         process = self._processes[name]
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
         process.stdin.flush()
+        if limit is not None and not select.select([process.stdout], [], [], limit)[0]:
+            process.kill()
+            raise TimeoutError(f"stopped after {limit / 60:g} minutes")
         line = process.stdout.readline()
         if not line:
             raise RuntimeError(f"The side {name} died while asked to {do}.")

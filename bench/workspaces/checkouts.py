@@ -65,7 +65,7 @@ def small(path: Path) -> Checkout:
     (top,) = unpacked.iterdir()
     top.rename(path)
     unpacked.rmdir()
-    return _look(path)
+    return look(path)
 
 
 def large(of: Checkout, path: Path) -> Checkout:
@@ -82,10 +82,11 @@ def large(of: Checkout, path: Path) -> Checkout:
             target.write_bytes(content + b"# %d\n" % number)
             if name in programs:
                 target.chmod(0o755)
-    return _look(path)
+    return look(path)
 
 
-def _look(path: Path) -> Checkout:
+def look(path: Path) -> Checkout:
+    """The checkout that is at the path."""
     files, sources, directories, size = [], [], 0, 0
     for folder, _, names in os.walk(path):
         directories += 1

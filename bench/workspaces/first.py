@@ -5,9 +5,9 @@ the peers without their `init`. Every round has a new store and, of ours, a new 
 index. Bytes are what the disk gives away when the store is closed, of ours with the index and the
 room that is kept back for a full disk, of restic and borg without their caches.
 
-For information: restic and borg, also when one file has changed; a git that syncs, and what is left
-of it after `git gc`; and a checkout with a `.git` of its own, which ours captures and no shadow git
-does.
+For information: restic and borg, also when one file has changed; ProcessFork and AgentFS, likewise,
+which are stopped after LIMIT seconds; a git that syncs, and what is left of it after `git gc`; and
+a checkout with a `.git` of its own, which ours captures and no shadow git does.
 """
 
 from __future__ import annotations
@@ -17,8 +17,13 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+from bench.workspaces import library_peers
 from bench.workspaces.peers import Borg, Restic, ShadowGit, TreePeer
 from bench.workspaces.stage import Sides, Stage, Taken, disk_usage, processes, told
+
+LIMIT = 300.0
+SNAPSHOTS = 5
+"""Of a peer that is a library, after its first."""
 
 
 def measure_first(stage: Stage, *, thorough: bool) -> None:
@@ -34,8 +39,12 @@ def measure_first(stage: Stage, *, thorough: bool) -> None:
         if thorough and turn < stage.rounds.few:
             sides |= _backups(stage, Restic(place / "restic", tree), Borg(place / "borg", tree))
         stage.take_turns("first", turn, sides)
-    if thorough and stage.rounds.extras and stage.has_git:
-        _other_gits(stage)
+    if thorough and stage.rounds.extras:
+        for name in library_peers.MODULES:
+            if name not in stage.absent:
+                _library_peer(stage, name)
+        if stage.has_git:
+            _other_gits(stage)
 
 
 def _ours(stage: Stage, side: str, home: Path) -> Taken:
@@ -75,6 +84,20 @@ def _backups(stage: Stage, restic: Restic, borg: Borg) -> Sides:
         for name, peer in peers.items()
         if name not in stage.absent
     }
+
+
+def _library_peer(stage: Stage, name: str) -> None:
+    os.sync()
+    with stage.library_peer(name) as peer:
+        try:
+            stage.note("first", name, told(peer.ask(name, "first", limit=LIMIT)))
+            for _ in range(SNAPSHOTS):
+                changed = str(stage.change()[0].relative_to(stage.checkout.path))
+                answer = peer.ask(name, "snapshot", limit=LIMIT, changed=changed)
+                stage.note("watching", name, told(answer))
+        except TimeoutError as error:
+            stage.absent[name] = f"{name}: {error}"
+    stage.stored[name] = disk_usage(stage.place / name)
 
 
 def _other_gits(stage: Stage) -> None:

@@ -1,7 +1,8 @@
 """P2, P4 and P5: what one live workspace does that has watched since its first snapshot.
 
 P2: one source file gets a line; the time is of `snapshot()` alone. It is the median: at least once
-a minute a snapshot looks at every file all the same.
+a minute a snapshot looks at every file all the same. A git that asks Watchman is there for
+information.
 
 P4: one source file gets a line and the workspace is put back, ours with its safety snapshot. The
 side that was not measured then looks at the file, untimed, so that each finds a directory it knows.
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.turns import Turns
+from bench.workspaces.peers import ShadowGit
 from bench.workspaces.stage import WARM_UP, Sides, Stage, Taken, processes, told
 
 
@@ -46,10 +48,16 @@ def measure_watching(stage: Stage, ours: Turns) -> None:
         seen.append(answer["id"])
         return told(answer)
 
+    sides = stage.present(ours=by_us, git=lambda: processes(stage.git.snapshot))
+    watched = ShadowGit(stage.place / "watched-git", stage.checkout.path, watched=True)
+    if not stage.absent.keys() & {"git", "watchman"}:
+        watched.make()
+        sides["git-watched"] = lambda: processes(watched.snapshot)
     for turn in range(-1, stage.rounds.watching):
         stage.change()
-        sides = stage.present(ours=by_us, git=lambda: processes(stage.git.snapshot))
         stage.take_turns("watching" if turn >= 0 else WARM_UP, turn, sides)
+    if "git-watched" in sides:
+        watched.end_watch()
     assert len(set(seen)) == len(seen), "a change was not seen"
 
 

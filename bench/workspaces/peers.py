@@ -19,12 +19,23 @@ SYNCS = {
     "git": "unsynced",
     "git-synced": "synced",
     "git-packed": "synced",
+    "git-watched": "unsynced",
     "restic": "synced",
     "borg": "synced",
+    "processfork": "synced",
+    "agentfs": "synced",
 }
 """How durable the snapshots of each peer are."""
-PACKAGES = {"git": "git", "restic": "restic", "borg": "borgbackup"}
+PACKAGES = {
+    "git": "git",
+    "restic": "restic",
+    "borg": "borgbackup",
+    "watchman": "watchman",
+}
 """The program of each peer, and the package of Debian that has it."""
+
+WATCHMAN_HOOK = "/usr/share/git-core/templates/hooks/fsmonitor-watchman.sample"
+"""The program that git brings for asking Watchman."""
 
 
 def missing() -> dict[str, str]:
@@ -89,11 +100,17 @@ class TreePeer(ABC):
 
 
 class ShadowGit(TreePeer):
-    """A git repository apart from its work tree; `synced`: all that it writes is made durable."""
+    """A git repository apart from its work tree.
 
-    def __init__(self, path: Path, tree: Path, *, synced: bool = False) -> None:
+    `synced`: all that it writes is made durable. `watched`: it asks Watchman what has changed, and
+    remembers which directories hold nothing untracked (git's own daemon does not run on Linux).
+    """
+
+    def __init__(
+        self, path: Path, tree: Path, *, synced: bool = False, watched: bool = False
+    ) -> None:
         super().__init__(path, tree)
-        self.synced = synced
+        self.synced, self.watched = synced, watched
         self.environment |= {
             "GIT_DIR": str(path),
             "GIT_WORK_TREE": str(tree),
@@ -112,6 +129,15 @@ class ShadowGit(TreePeer):
         if self.synced:
             self.run("git", "config", "core.fsync", "all")
             self.run("git", "config", "core.fsyncMethod", "batch")  # the faster of the two here
+
+        if self.watched:
+            self.run("git", "config", "core.untrackedCache", "true")
+            self.run("git", "config", "core.fsmonitor", WATCHMAN_HOOK)
+            self.run("watchman", "--no-pretty", "watch", str(self.tree))
+
+    def end_watch(self) -> None:
+        """Let Watchman forget the directory."""
+        self.run("watchman", "--no-pretty", "watch-del", str(self.tree))
 
     def snapshot(self) -> None:
         """`git add -A && git commit`."""

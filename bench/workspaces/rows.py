@@ -23,6 +23,9 @@ PEERS = {
     "restic": "restic",
     "borg": "borg",
     "cp": "cp -a",
+    "git-watched": "git, Watchman",
+    "processfork": "ProcessFork",
+    "agentfs": "AgentFS",
 }
 SIDES = {"ours": "ours, fast", "ours-plain": "ours, plain", "ours with .git": "ours, .git too"}
 WORK = {
@@ -51,6 +54,10 @@ def workspace_rows(figures: dict[str, Any], only: set[str]) -> list[Row]:
         rows["P2"].append(size.time("P2", "watching", target=1 / 200 if many else 1 / 50))
         rows["P3"].append(size.time("P3", "changed", target=1.2 if many else 1.0))
         rows["P3"].append(size.time("P3", "same"))
+        rows["P2"].append(size.time("P2", "watching", peer="git-watched"))
+        for peer in () if many else ("processfork", "agentfs"):
+            rows["P1"].append(size.time("P1", "first", peer=peer))
+            rows["P2"].append(size.time("P2", "watching", peer=peer))
         for peer in () if many else ("restic", "borg"):
             rows["P3"].append(size.time("P3", "changed", peer=peer))
         rows["P4"].append(size.time("P4", "undo", target=1.2))
@@ -105,7 +112,7 @@ class _Size:
             target=target,
             absolute=absolute,
             durability=SCRATCH if row == "P5" else f"{OURS} / {SYNCS[peer]}",
-            waiting=self.why("ours", work, peer.partition("-")[0]),
+            waiting=self.why("ours", work, peer, peer.partition("-")[0]),
         )
 
     def alone(self, row: str, work: str) -> Row:
@@ -193,6 +200,7 @@ def detail_cells(figures: dict[str, Any]) -> tuple[list[dict[str, str]], list[st
                         "side": SIDES.get(side) or PEERS[side],
                         "p50": quantity(found["p50_ms"], "ms"),
                         "least": quantity(found["least_ms"], "ms"),
+                        "p90": quantity(found["p90_ms"], "ms"),
                         "most": quantity(found["most_ms"], "ms"),
                         "cpu": quantity(found["cpu_ms"], "ms"),
                         "rounds": str(found["rounds"]),

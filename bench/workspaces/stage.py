@@ -17,6 +17,7 @@ from typing import Any
 import agent_checkpoint
 from bench.figures import median_ms, milliseconds, timed
 from bench.turns import ROOT, Turns
+from bench.workspaces import library_peers
 from bench.workspaces.checkouts import Checkout
 from bench.workspaces.peers import ShadowGit, missing
 
@@ -68,7 +69,7 @@ class Stage:
         self.stored: dict[str, int] = {}
         self.pragmas: list[str] = []
         self.accelerators: dict[str, list[str]] = {}
-        self.absent: dict[str, str] = missing()
+        self.absent: dict[str, str] = missing() | library_peers.missing()
         """Why a side has no figures, or a kind of work no figures of ours."""
         if "Workspace" not in agent_checkpoint.__all__:
             self.absent["ours"] = NO_WORKSPACE
@@ -119,10 +120,22 @@ class Stage:
     def worker(self, extra: str, home: Path) -> Iterator[Turns]:
         """A process of ours called `ours`, with all that it keeps below `home`; see `worker.py`."""
         arguments = [extra, str(self.checkout.path), str(store_of(home))]
+        with self._process("ours", "bench.workspaces.worker", arguments, home) as worker:
+            yield worker
+
+    @contextmanager
+    def library_peer(self, name: str) -> Iterator[Turns]:
+        """The process of a peer that is a library; see `library_peers.py`."""
+        arguments = [name, str(self.checkout.path), str(self.place / name)]
+        with self._process(name, "bench.workspaces.library_peers", arguments, self.home) as peer:
+            yield peer
+
+    @contextmanager
+    def _process(self, name: str, module: str, arguments: list[str], home: Path) -> Iterator[Turns]:
         with ExitStack() as stack:
             process = stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-m", "bench.workspaces.worker", *arguments],
+                    [sys.executable, "-m", module, *arguments],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
@@ -130,7 +143,7 @@ class Stage:
                     env=environment_of(home),
                 )
             )
-            yield Turns({"ours": process})
+            yield Turns({name: process})
 
     def figures(self) -> dict[str, Any]:
         """All that was measured, for a program."""
@@ -203,6 +216,7 @@ def _summary(taken: list[Taken]) -> dict[str, Any]:
         "taken_ns": times,
         "rounds": len(times),
         "p50_ms": median_ms(times),
+        "p90_ms": milliseconds(sorted(times)[int(len(times) * 0.9)]),
         "least_ms": milliseconds(min(times)),
         "most_ms": milliseconds(max(times)),
         "cpu_ms": median_ms([each.cpu_ns for each in taken]),

@@ -48,7 +48,7 @@ class WorkspaceWorker:
             self.tree = self.workspace.snapshot()
 
         return {
-            **_taken(work),
+            **taken(work),
             "id": self.tree.id,
             "pragmas": pragmas(),
             "accelerators": [name for name in FAST_MODULES if sys.modules.get(name)],
@@ -61,18 +61,18 @@ class WorkspaceWorker:
         def work() -> None:
             self.tree = self.workspace.snapshot()
 
-        return {**_taken(work), "id": self.tree.id}
+        return {**taken(work), "id": self.tree.id}
 
     def restore(self) -> dict[str, Any]:
         """Go back to the last snapshot."""
         gc.collect()
-        return _taken(lambda: self.workspace.restore(self.tree))
+        return taken(lambda: self.workspace.restore(self.tree))
 
     def hold(self) -> dict[str, Any]:
         """Hold the directory until it is released."""
         gc.collect()
         held = self.workspace.hold()
-        return _taken(lambda: self.held.enter_context(held))
+        return taken(lambda: self.held.enter_context(held))
 
     def release(self) -> dict[str, Any]:
         """End the hold."""
@@ -90,9 +90,9 @@ class WorkspaceWorker:
             fork = self.workspace.fork(path, driver=driver)
 
         try:
-            times[driver] = _taken(work)
+            times[driver] = taken(work)
             seen = Path(path, shows).is_file()
-            times["close"] = _taken(fork.close)
+            times["close"] = taken(fork.close)
         except (agent_checkpoint.CheckpointError, OSError) as error:
             return {"failed": f"{type(error).__name__}: {error}"}
         if not seen:
@@ -106,7 +106,8 @@ class WorkspaceWorker:
         return {}
 
 
-def _taken(work: Callable[[], Any]) -> dict[str, int]:
+def taken(work: Callable[[], Any]) -> dict[str, int]:
+    """The wall and processor nanoseconds of one call."""
     before = time.process_time_ns()
     nanoseconds = timed(work)
     return {"ns": nanoseconds, "cpu_ns": time.process_time_ns() - before}
