@@ -40,6 +40,7 @@ run(*sys.argv[1:])
 
 NEEDS = {
     "claude-agent-sdk.md": "claude_agent_sdk",
+    "deepagents.md": "deepagents",
     "langgraph.md": "langgraph",
     "openai-agents.md": "agents",
     "pydantic-ai.md": "pydantic_ai",

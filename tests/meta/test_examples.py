@@ -31,6 +31,14 @@ SHOWS = {
         "published: yes",
         "the first way: ['A title', 'A body', 'An end', '']",
     ],
+    "deep_agent.py": [
+        "agent: It is blue.",
+        "file: Paint it blue.",
+        "file of the checkpoint: Paint it red.",
+        "agent: It is green.",
+        "file: Paint it green.",
+        "the first way: Paint it blue.",
+    ],
     "openai_loop.py": [LAST],
     "claude_sdk_session.py": [
         "agent: All done.",
@@ -53,6 +61,7 @@ SHOWS = {
 NEEDS = {
     "anthropic_loop.py": "anthropic",
     "langgraph_thread.py": "langgraph",
+    "deep_agent.py": "deepagents",
     "openai_loop.py": "openai",
     "claude_sdk_session.py": "claude_agent_sdk",
     "openai_agents_session.py": "agents",

@@ -19,6 +19,7 @@ MODULES = {
     "otel": ("opentelemetry",),
     "encryption": ("cryptography",),
     "langgraph": ("langgraph",),
+    "deepagents": ("deepagents",),
     "claude-agent-sdk": ("claude_agent_sdk",),
     "openai-agents": ("agents",),
     "pydantic-ai": ("pydantic_ai",),

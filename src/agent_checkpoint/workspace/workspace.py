@@ -444,6 +444,18 @@ class Workspace:
                 for fork in self._forks - before:
                     fork.end()
 
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Keep snapshots and restores by this object out of the block, which changes files.
+
+        A snapshot then contains the change as a whole or not at all. Blocks of several threads run
+        one after another.
+
+        Raises the same errors as the constructor.
+        """
+        with self._ready():
+            yield
+
     def _finish_restore(self) -> None:
         """Finish a restore that was interrupted in this or another process, if there is one."""
         with self._root.held(exclusive=False) as root:

@@ -27,6 +27,7 @@ agent-checkpoint --store ./store doctor --json   check another store, print JSON
 
 _FRAMEWORKS = {
     "langgraph": "LangGraph",
+    "deepagents": "Deep Agents",
     "claude-agent-sdk": "the Claude Agent SDK",
     "openai-agents": "the OpenAI Agents SDK",
     "pydantic-ai": "Pydantic AI",
