@@ -110,6 +110,11 @@ class Workspace:
         self.given_store: Store | None = None if store is None else store_for(store)[0]
         """The store that was passed to the constructor, or the default store once it is open."""
         self._key: str | None = None
+        self._saved_key: str | None = None
+        """The key of the last snapshot. It is still the own one while its head has the same claim.
+
+        Determining it again would read and check the head once more.
+        """
         patterns = self.options["ignore"]
         rules = Rules.of(patterns, gitignore=gitignore)
         self._scanner = Scanner(self.path, rules, SnapshotLimit(limit, progress), watch=watch)
@@ -153,7 +158,7 @@ class Workspace:
 
     @key.setter
     def key(self, key: str) -> None:
-        self._key = key
+        self._key, self._saved_key = key, None
 
     def _key_in(self, store: Store) -> str:
         """Return the key of the directory's snapshots in a store."""
@@ -226,10 +231,13 @@ class Workspace:
             StorageError: the store failed; no checkpoint was acknowledged.
         """
         with self._ready():
-            key = self.key
+            key = self._saved_key or self.key
             capture = self._capture(full=full)
             draft = capture.draft(key, self.store, label=label)
             head = self.store.head(key)
+            if self._saved_key is not None and (head is None or head.claim != draft.claim):
+                self._saved_key = None  # it may belong to another user now
+                return self.snapshot(label=label, full=full)
             # Safety checkpoints are pruned automatically, so one does not count as saved.
             saved = None if head is None or head.kind == Kind.SAFETY else head.parts.get(PART)
             is_new = saved != {OBJECT: capture.tree.ref}
@@ -240,6 +248,7 @@ class Workspace:
                 self.store.write(draft, parents=() if head is None else (head.id,))
             else:
                 capture.confirm()
+            self._saved_key = key if draft.claim is not None else None
             return capture.tree
 
     def diff(

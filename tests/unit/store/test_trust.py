@@ -314,7 +314,7 @@ def test_objects_of_a_writer_from_before_a_loss_are_not_trusted() -> None:
     assert trust.refs(name) == []
     trust.add([(name, plain)], epoch=1)
     assert trust.refs(name) == [leaf]
-    assert Vouchers(trust, [name]).find({leaf}, {leaf}) == {leaf: name}
+    assert Vouchers(trust, [name]).find({leaf}, {leaf}) == ({leaf}, {name})
 
 
 def test_the_oldest_objects_are_forgotten() -> None:

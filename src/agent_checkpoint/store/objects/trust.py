@@ -8,7 +8,7 @@ and until an object is found missing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Iterable
 from weakref import WeakValueDictionary
 
 from agent_checkpoint.backends.base import Backend
@@ -74,32 +74,39 @@ class Vouchers:
 
     def __init__(self, trust: Trust, roots: Iterable[str]) -> None:
         self._trust = trust
-        self._root_of = {root: root for root in roots}
-        self._front = list(self._root_of)
+        self._below = {root: {root} for root in roots}
+        """The known objects below each root, with the root."""
+        self._front: dict[str, set[str]] = {root: {root} for root in self._below}
+        """Those of the lowest level."""
         self._is_ahead = False
 
-    def find(self, level: Set[str], unknown: Set[str]) -> dict[str, str]:
-        """Return the ids of a level that are below the roots, each with its root.
+    def find(self, level: set[str], unknown: set[str]) -> tuple[set[str], set[str]]:
+        """Return the ids of a level that are below the roots, and these roots.
 
         Args:
             level: references of new objects, all equally far from the entry.
             unknown: those of them that nothing else is known of.
         """
-        if not self._is_ahead and not unknown <= self._root_of.keys():
+        if not self._is_ahead and unknown.difference(*self._below.values()):
             # The depth of a list changes as it grows: look one level further, once.
             self._is_ahead = True
             self.descend(level)
-        return {name: self._root_of[name] for name in level if name in self._root_of}
+        found: set[str] = set()
+        roots: set[str] = set()
+        for root, below in self._below.items():
+            shared = below & level - found
+            if shared:
+                found |= shared
+                roots.add(root)
+        return found, roots
 
-    def descend(self, shared: Collection[str]) -> None:
+    def descend(self, shared: set[str]) -> None:
         """Follow the references of the lowest level, except those of shared objects."""
-        front, self._front = self._front, []
-        for name in front:
-            if name not in shared:
-                for ref in self._trust.refs(name):
-                    if ref not in self._root_of:
-                        self._root_of[ref] = self._root_of[name]
-                        self._front.append(ref)
+        for root, front in self._front.items():
+            refs = set[str]().union(*map(self._trust.refs, front - shared))
+            below = self._below[root]
+            self._front[root] = refs - below
+            below |= refs
 
 
 _trusts: WeakValueDictionary[str, Trust] = WeakValueDictionary()

@@ -29,6 +29,9 @@ from agent_checkpoint.store.objects.trust import Trust, Vouchers
 _QUERY_THRESHOLD = 16384
 """Up to this many bytes are written without a query for objects that already exist."""
 
+_ASKED_AT_ONCE = 256
+"""Up to this many objects are asked for in one query."""
+
 _BATCH = 1 << 25
 """Above this size, objects are stored in batches before the entry, to limit a commit's size."""
 
@@ -206,7 +209,7 @@ class Writer:
         self._verified = new
         if sum([self._pending[name].size for name in new]) > _QUERY_THRESHOLD:
             if self._is_trusted:
-                new, requires = self._partition(roots, self.backend.missing_objects)
+                new, requires = self._without_stored(roots, new, requires)
                 self._verified = new
             else:
                 new = set(self.backend.missing_objects(new))
@@ -217,18 +220,32 @@ class Writer:
         stored: dict[str, bytes] = {}
         early: list[str] = []
         size = 0
-        for name in children_first(new, {name: self._pending[name].refs for name in new}):
-            if name in new:
-                plain = self._pending[name]
-                stored[name] = plain.stored(compression)
-                if not plain.refs:
-                    early.append(name)
-                    size += len(stored[name])
-                if size > _BATCH:
-                    requires.update(early)
-                    self.backend.put_objects({name: stored.pop(name) for name in early})
-                    early, size = [], 0
+        refs_of = {name: [ref for ref in self._pending[name].refs if ref in new] for name in new}
+        for name in children_first(new, refs_of):
+            plain = self._pending[name]
+            stored[name] = plain.stored(compression)
+            if not plain.refs:
+                early.append(name)
+                size += len(stored[name])
+            if size > _BATCH:
+                requires.update(early)
+                self.backend.put_objects({name: stored.pop(name) for name in early})
+                early, size = [], 0
         return stored, requires
+
+    def _without_stored(
+        self, roots: Iterable[str], new: set[str], requires: set[str]
+    ) -> tuple[set[str], set[str]]:
+        """Return the same as `_partition`, given its result if nothing that is pending is stored.
+
+        A few objects are asked for at once, many level by level: those below a stored one are not.
+        """
+        if self.backend is None:
+            raise AssertionError("unreachable: only the writers of a store are flushed")
+        if len(new) > _ASKED_AT_ONCE:
+            return self._partition(roots, self.backend.missing_objects)
+        missing = set(self.backend.missing_objects(new))
+        return (new, requires) if missing == new else self._partition(roots, missing.intersection)
 
     @property
     def _is_trusted(self) -> bool:
@@ -249,12 +266,15 @@ class Writer:
         vouchers = Vouchers(self._trust, self._previous if self._is_trusted else ())
         level = set(roots)
         while level:
-            vouched = vouchers.find(level, level - self._pending.keys())
-            requires.update(vouched.values())
-            pending = (level & self._pending.keys()) - vouched.keys()
+            vouched, by = vouchers.find(level, level - self._pending.keys())
+            requires |= by
+            level -= vouched
+            pending = level & self._pending.keys()
             added = pending.intersection(missing(pending)) if pending else set()
-            requires |= level - added - vouched.keys()
+            requires |= level - added
             new |= added
-            level = {ref for name in added for ref in self._pending[name].refs} - new - requires
+            level = set[str]().union(*[self._pending[name].refs for name in added])
+            level -= new
+            level -= requires
             vouchers.descend(vouched)
         return new, requires

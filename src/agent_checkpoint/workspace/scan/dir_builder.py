@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.workspace.scan.file_reader import ReadResult
@@ -18,10 +18,12 @@ from agent_checkpoint.workspace.tree.dir_state import (
 from agent_checkpoint.workspace.tree.tree_format import (
     FOLDER,
     MODE_BITS,
+    Edit,
     Get,
     Item,
     Put,
     put_directory,
+    spliced,
 )
 
 
@@ -29,6 +31,8 @@ class DirBuilder:
     """A directory that is being walked."""
 
     __slots__ = (
+        "assembled",
+        "changes",
         "is_same",
         "names",
         "notes",
@@ -51,6 +55,13 @@ class DirBuilder:
         self.subdirs: dict[bytes, DirState] = {}
         self.is_same = False
         """Whether names and signatures equal the old ones; subdirectories may have changed."""
+        self.changes: dict[bytes, bytes | None] | None = None
+        """If only changed names are scanned: their signatures, None for an entry that is gone.
+
+        Then `names` and `signatures` are unused.
+        """
+        self.assembled: list[bytes] = []
+        """The subdirectories that were scanned."""
 
     def child(self, name: bytes) -> bytes:
         """Return the path of an entry."""
@@ -69,9 +80,14 @@ def assemble(builders: Sequence[DirBuilder], get: Get, put: Put) -> DirState:
         IntegrityError: the object of a known directory cannot be read.
     """
     for builder in reversed(builders):
-        state = _dir_state(builder, get, put)
+        if builder.old is not None and builder.changes is not None:
+            state = _changed_state(builder, builder.old, builder.changes, get, put)
+        else:
+            state = _dir_state(builder, get, put)
         if builder.parent is not None:
-            builder.parent.subdirs[builder.path.rpartition(b"/")[2]] = state
+            name = builder.path.rpartition(b"/")[2]
+            builder.parent.subdirs[name] = state
+            builder.parent.assembled.append(name)
     return state
 
 
@@ -81,7 +97,7 @@ def _dir_state(builder: DirBuilder, get: Get, put: Put) -> DirState:
         builder.is_same
         and old is not None
         and old.notes == builder.notes
-        and all(builder.subdirs.get(name) is old.subdirs[name] for name in old.subdirs)
+        and builder.subdirs == old.subdirs
     ):
         return old
     items, signatures = _items(builder, get)
@@ -116,24 +132,118 @@ def _items(builder: DirBuilder, get: Get) -> tuple[list[Item], list[bytes]]:
     items: list[Item] = []
     signatures: list[bytes] = []
     for name, signature in zip(builder.names, builder.signatures):
-        result = builder.results.get(name)
-        item: Item | None
-        if result is not None:
-            _add_note(builder, name, result)
-            item, signature = result.item, result.signature
-            if item is None:
-                continue
-        elif name in builder.subdirs:
-            stored = builder.subdirs[name].stored
-            mode = SIGNATURE.unpack(signature)[4] & MODE_BITS
-            item = Item(name, FOLDER, mode, 0, stored.id, stored.ref)
-        else:
-            item = before.get(name)
-            if item is None:
-                raise IntegrityError("The scan cache of the workspace is inconsistent.")
-        items.append(item)
-        signatures.append(signature)
+        item, signature = _item(builder, name, signature, before.get(name))
+        if item is not None:
+            items.append(item)
+            signatures.append(signature)
     return items, signatures
+
+
+def _item(
+    builder: DirBuilder, name: bytes, signature: bytes, before: Item | None
+) -> tuple[Item | None, bytes]:
+    """Return an entry and its signature; None if it is not captured.
+
+    Args:
+        builder: its directory.
+        name: its name.
+        signature: its signature at the walk.
+        before: the entry at the last scan.
+    """
+    result = builder.results.get(name)
+    if result is not None:
+        _add_note(builder, name, result)
+        return result.item, result.signature
+    if name in builder.subdirs:
+        stored = builder.subdirs[name].stored
+        mode = SIGNATURE.unpack(signature)[4] & MODE_BITS
+        return Item(name, FOLDER, mode, 0, stored.id, stored.ref), signature
+    if before is None:
+        raise IntegrityError("The scan cache of the workspace is inconsistent.")
+    return before, signature
+
+
+def _changed_state(
+    builder: DirBuilder, old: DirState, changes: Mapping[bytes, bytes | None], get: Get, put: Put
+) -> DirState:
+    """Return the state of a directory of which only some names were scanned.
+
+    The cost in Python depends on the number of changes; the rest of the entries is copied.
+    """
+    edits, signatures = _edits(builder, old, changes, get)
+    if not edits and old.notes == builder.notes and builder.subdirs == old.subdirs:
+        return old
+    before = old.items(get)
+    files, size, has_notes = old.files, old.bytes, old.has_notes
+    gone = [before[edit.at] for edit in edits if not edit.is_new]
+    came = [edit.item for edit in edits if edit.item is not None]
+    for items, subdirs, sign in ((gone, old.subdirs, -1), (came, builder.subdirs, 1)):
+        for item in items:
+            below = subdirs[item.name] if item.type == FOLDER else None
+            files += sign * (1 if below is None else below.files)
+            size += sign * (item.size if below is None else below.bytes)
+    if has_notes or builder.notes:
+        own = any(note.kind != IGNORED for note in builder.notes.values())
+        has_notes = own or any(below.has_notes for below in builder.subdirs.values())
+    else:
+        scanned = (builder.subdirs.get(name) for name in builder.assembled)
+        has_notes = any(below is not None and below.has_notes for below in scanned)
+    # A changed signature alone, such as that of a file that was written with the same content.
+    is_same = gone == came
+    items = before if is_same else spliced(before, edits, came)
+    is_renamed = len(gone) != len(came) or any(edit.is_new for edit in edits)
+    names = spliced(old.names, edits, [item.name for item in came]) if is_renamed else old.names
+    encoded = old.encoded(get) if is_same else old.encoded(get).edited(edits)
+    return DirState(
+        packed_names=b"/".join(names) if is_renamed else old.packed_names,
+        signatures=_spliced_signatures(old.signatures, edits, signatures),
+        subdirs=builder.subdirs,
+        notes=builder.notes or NO_NOTES,
+        stored=old.stored if is_same else encoded.put(put, is_stored=old.is_stored),
+        files=files,
+        size=size,
+        has_notes=has_notes,
+        is_stored=is_same and old.is_stored,
+        items=items,
+        names=names,
+        encoded=encoded,
+    )
+
+
+def _edits(
+    builder: DirBuilder, old: DirState, changes: Mapping[bytes, bytes | None], get: Get
+) -> tuple[list[Edit], list[bytes]]:
+    """Return what the changes do to the entries, sorted by position, and the new signatures."""
+    before = old.items(get)
+    edits: list[Edit] = []
+    signatures: list[bytes] = []
+    for name in sorted({*changes, *builder.assembled}):
+        at, is_known = old.position_of(name)
+        signature = changes.get(name, old.signature_at(at) if is_known else None)
+        item = None
+        if signature is not None:
+            item, signature = _item(builder, name, signature, before[at] if is_known else None)
+        if item is None or item.type != FOLDER:
+            builder.subdirs.pop(name, None)
+        is_same = is_known and item == before[at] and signature == old.signature_at(at)
+        if is_same or (item is None and not is_known):
+            continue
+        edits.append(Edit(at, item, is_new=not is_known))
+        if item is not None and signature is not None:
+            signatures.append(signature)
+    return edits, signatures
+
+
+def _spliced_signatures(old: bytes, edits: Iterable[Edit], new: Iterable[bytes]) -> bytes:
+    """Return concatenated signatures after some edits; see `spliced`."""
+    pieces: list[bytes] = []
+    values, start = iter(new), 0
+    for at, item, is_new in edits:
+        pieces.append(old[start : at * SIGNATURE.size])
+        if item is not None:
+            pieces.append(next(values))
+        start = (at if is_new else at + 1) * SIGNATURE.size
+    return b"".join([*pieces, old[start:]])
 
 
 def _add_note(builder: DirBuilder, name: bytes, result: ReadResult) -> None:

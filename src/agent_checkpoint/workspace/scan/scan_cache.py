@@ -55,6 +55,7 @@ class ScanCache:
         self._path = path
         self._rules = rules
         self._backend: Backend | None = None
+        self._own_paths: tuple[Path | None, Path | None] | None = None
         self._reads_since_index = 0
         self._writes_index = True
         """Whether an index is written.
@@ -70,6 +71,7 @@ class ScanCache:
         """Load the stat index for the store of a writer and drop the cached state."""
         self.dir_state = None
         self._backend = writer.backend
+        self._own_paths = None
         path = self._index_path()
         if writer.trust_cache and path is not None:
             with collection_paused():
@@ -82,6 +84,7 @@ class ScanCache:
         self.dir_state = state
         self.is_copy = is_copy
         self._backend = backend
+        self._own_paths = None
         self._writes_index = is_copy
 
     def keep(self, state: DirState, writer: Writer, *, read: int) -> None:
@@ -108,9 +111,11 @@ class ScanCache:
 
     def own_inodes(self) -> set[tuple[int, int]]:
         """Return device and inode of the store and the indexes, which may be in the workspace."""
+        if self._own_paths is None:
+            index = self._index_path()
+            self._own_paths = (self._store_path(), index and index.parent)
         inodes = set()
-        index = self._index_path()
-        for path in (self._store_path(), index and index.parent):
+        for path in self._own_paths:
             try:
                 stat = os.stat(path) if path is not None else None
             except OSError:

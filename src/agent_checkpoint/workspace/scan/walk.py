@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Optional
 
 from agent_checkpoint.backends.os_support.mounts import pseudo_devices
 from agent_checkpoint.store.objects.writer import Writer
@@ -23,7 +24,6 @@ from agent_checkpoint.workspace.scan.file_reader import FileReader, ReadRequest,
 from agent_checkpoint.workspace.scan.nested_stores import FORMAT_DIR, STORE_NAMES, is_store
 from agent_checkpoint.workspace.tree.dir_state import (
     IGNORED,
-    READ_AGAIN,
     RULES,
     SIGNATURE,
     SPECIAL,
@@ -242,8 +242,7 @@ class TreeWalk:
             if path in changed:
                 yield from self._scan_names(builder, known, changed[path], replaced)
             else:
-                builder.names, builder.signatures = list(known.names), known.signature_list()
-                builder.notes, builder.is_same = dict(known.notes), True
+                builder.notes, builder.changes = dict(known.notes), {}
 
     def _scan_names(
         self,
@@ -253,57 +252,63 @@ class TreeWalk:
         replaced: Collection[bytes],
     ) -> Iterator[DirBuilder]:
         """Scan the changed names of a known directory, and everything below new directories."""
-        signatures = signatures_by_name(old)
         builder.notes = dict(old.notes)
+        builder.changes = changes = dict[bytes, Optional[bytes]]()
         new_dirs: list[bytes] = []
+        requests: list[ReadRequest] = []
         with directory_below(self._root, builder.path) as fd:
             rules = rules_at(self._root, builder.path, fd, self._rules)
             if _has_become_store(builder.path, fd, changed):
                 raise EntryChanged  # the directory left the tree, which is a change of its parent
-            for name in changed:
-                before = signatures.pop(name, None)
-                builder.notes.pop(name, None)
-                probe = DirBuilder(builder.path, None, None)
+            for name in sorted(changed):
+                note = builder.notes.pop(name, None)
+                changes[name] = None
                 try:
                     status = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 except FileNotFoundError:
                     builder.subdirs.pop(name, None)
                     continue
-                if self._admit(probe, name, status, rules, fd):
-                    signatures[name] = probe.signatures[0]
-                    # An overlay reports replaced directories. A copy-up also changes inodes.
-                    is_known = builder.child(name) not in replaced and (
-                        before == signatures[name]
-                        or (self._by_signature and name in builder.subdirs)
-                    )
-                    if stat.S_ISDIR(status.st_mode) and not is_known:
-                        new_dirs.append(name)
-                        continue
-                else:
-                    builder.subdirs.pop(name, None)
+                probe = DirBuilder(builder.path, None, None)
+                is_captured = self._admit(probe, name, status, rules, fd)
                 builder.notes.update(probe.notes)
+                if not is_captured:
+                    builder.subdirs.pop(name, None)
+                    continue
+                before = old.signature_of(name)
+                changes[name] = signature = probe.signatures[0]
                 if not stat.S_ISDIR(status.st_mode):
                     builder.subdirs.pop(name, None)
+                    if self._by_signature and self._is_read(before, signature):
+                        if note is not None and note.is_captured:
+                            builder.notes[name] = note
+                        continue
+                    is_link = stat.S_ISLNK(status.st_mode)
+                    requests.append(ReadRequest(name, status.st_size, is_link))
+                # An overlay reports replaced directories. A copy-up also changes inodes.
+                elif builder.child(name) in replaced or not (
+                    before == signature or (self._by_signature and name in builder.subdirs)
+                ):
+                    new_dirs.append(name)
             _note_invalid_rules(builder, rules)
-            builder.names = sorted(signatures)
-            builder.signatures = [signatures[name] for name in builder.names]
-            self._read_changed(builder, fd, () if self._by_signature else changed)
+            if requests:
+                self._reader.read(fd, builder.path, requests, builder.results)
         for name in new_dirs:
             known = builder.subdirs.pop(name, None)
             yield from self._walk(DirBuilder(builder.child(name), known, builder), rules)
 
-    def _read_changed(self, builder: DirBuilder, fd: int, changed: Collection[bytes] = ()) -> None:
-        """Read every entry that is in `changed` or whose signature differs."""
+    def _is_read(self, before: bytes | None, signature: bytes) -> bool:
+        """Return whether the content of a file with this signature is already known."""
+        return before is not None and (
+            before == signature or (self._is_copy and is_copied(before, signature))
+        )
+
+    def _read_changed(self, builder: DirBuilder, fd: int) -> None:
+        """Read every entry whose signature differs."""
         before = {} if builder.old is None else signatures_by_name(builder.old)
-        for name in changed:
-            before.pop(name, None)
         notes = {} if builder.old is None else _captured_notes(builder.old)
         requests: list[ReadRequest] = []
         for name, signature in zip(builder.names, builder.signatures):
-            if before and (
-                before.get(name) == signature
-                or (self._is_copy and is_copied(before.get(name, READ_AGAIN), signature))
-            ):
+            if before and self._is_read(before.get(name), signature):
                 if name in notes:
                     builder.notes[name] = notes[name]
                 continue

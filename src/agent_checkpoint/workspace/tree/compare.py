@@ -62,7 +62,7 @@ class Change(NamedTuple):
         """The stat signature of the entry on the first side, if it was scanned."""
         if self.folder is None or self.before is None:
             return READ_AGAIN
-        return self.folder.signature_of(self.name)
+        return self.folder.signature_of(self.name) or READ_AGAIN
 
     @property
     def keeps_content(self) -> bool:

@@ -15,7 +15,13 @@ from stat import S_IFDIR
 from types import MappingProxyType
 from typing import NamedTuple
 
-from agent_checkpoint.workspace.tree.tree_format import Get, Item, Stored, read_directory
+from agent_checkpoint.workspace.tree.tree_format import (
+    EncodedDirectory,
+    Get,
+    Item,
+    Stored,
+    read_directory,
+)
 
 SIGNATURE = struct.Struct("<QqqQI")
 """The stat signature of an entry: size, mtime, ctime, inode, type and mode."""
@@ -78,6 +84,7 @@ class DirState:
 
     __slots__ = (
         "_below",
+        "_encoded",
         "_items",
         "_names",
         "_texts",
@@ -105,6 +112,8 @@ class DirState:
         has_notes: bool,
         is_stored: bool,
         items: list[Item] | None = None,
+        names: list[bytes] | None = None,
+        encoded: EncodedDirectory | None = None,
     ) -> None:
         """Create the state of a directory.
 
@@ -119,6 +128,8 @@ class DirState:
             has_notes: whether there are notes here or below, other than of ignored entries.
             is_stored: whether a durable checkpoint refers to the object.
             items: the entries; None to read them on first use.
+            names: the captured names, if they are already a list.
+            encoded: the encoded entries; None to encode them on first use.
         """
         self.packed_names = packed_names
         self.signatures = signatures
@@ -132,7 +143,8 @@ class DirState:
         self.is_stored = is_stored
         """Whether a durable checkpoint refers to its object, and thus to all objects below it."""
         self._items = items
-        self._names: list[bytes] | None = None
+        self._names = names
+        self._encoded = encoded
         self._texts: list[str] | None = None
         self._below: list[tuple[str, DirState]] | None = None
 
@@ -167,6 +179,12 @@ class DirState:
             self._items = read_directory(self.stored.ref, get)
         return self._items
 
+    def encoded(self, get: Get) -> EncodedDirectory:
+        """Return the encoded entries. Raises the same errors as `items`."""
+        if self._encoded is None:
+            self._encoded = EncodedDirectory(self.items(get))
+        return self._encoded
+
     @property
     def has_items(self) -> bool:
         """Whether the entries are loaded."""
@@ -176,9 +194,15 @@ class DirState:
         """Return the stat signature of the entry at an index."""
         return self.signatures[position * SIGNATURE.size : (position + 1) * SIGNATURE.size]
 
-    def signature_of(self, name: bytes) -> bytes:
-        """Return the stat signature of a captured entry."""
-        return self.signature_at(bisect_left(self.names, name))
+    def position_of(self, name: bytes) -> tuple[int, bool]:
+        """Return the index of a name among the captured ones, and whether it is one of them."""
+        at = bisect_left(self.names, name)
+        return at, at < len(self.names) and self.names[at] == name
+
+    def signature_of(self, name: bytes) -> bytes | None:
+        """Return the stat signature of an entry; None if it is not captured."""
+        at, is_known = self.position_of(name)
+        return self.signature_at(at) if is_known else None
 
     def signature_list(self) -> list[bytes]:
         """Return the signatures, one for each name."""

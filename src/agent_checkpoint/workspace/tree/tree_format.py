@@ -23,7 +23,7 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import short_repr
@@ -50,8 +50,11 @@ _MAX_NAME_BYTES = 255
 _MAX_TARGET_BYTES = 4095
 
 _HEAD = struct.Struct("<cHBQ")
+_NAME_LENGTH = 3
+"""The offset of the byte with the length of the name."""
 _CHUNK_LIST = struct.Struct(f"<Q{ID_BYTES}s")
 
+T = TypeVar("T")
 Put = Callable[[bytes, bytes, Sequence[str]], str]
 Get = Callable[[Sequence[str]], Iterable[Object]]
 """Iterates over objects in the order of the given ids. A damaged store may have large ones: keep
@@ -104,13 +107,139 @@ class ContentHash:
         return self._digest.hexdigest()
 
 
-def put_directory(items: Sequence[Item], put: Put) -> Stored:
+class Edit(NamedTuple):
+    """A change of one entry of a directory."""
+
+    at: int
+    """The position of the entry before the change; a new one comes before the entry there."""
+    item: Item | None
+    """None to remove the entry."""
+    is_new: bool = False
+
+
+def spliced(old: Sequence[T], edits: Iterable[Edit], new: Iterable[T]) -> list[T]:
+    """Return a list with some elements inserted, replaced or removed.
+
+    Args:
+        old: the elements, one for each entry of a directory.
+        edits: the changes, sorted by position.
+        new: the elements of the edits that have an item, in the same order.
+    """
+    result: list[T] = []
+    values, start = iter(new), 0
+    for at, item, is_new in edits:
+        result += old[start:at]
+        if item is not None:
+            result.append(next(values))
+        start = at if is_new else at + 1
+    result += old[start:]
+    return result
+
+
+class EncodedDirectory:
+    """The encoded entries of a directory. An edit encodes only the entries that it changes."""
+
+    __slots__ = ("_cuts", "_named", "_parts", "_refs", "_same", "_stored")
+
+    def __init__(self, items: Iterable[Item]) -> None:
+        """Encode all entries, which must be sorted by name."""
+        self._named: list[bytes] = []
+        self._stored: list[bytes] = []
+        self._refs: list[str | None] = []
+        for item in items:
+            self._append(item)
+        self._cuts: bytes | None = None
+        self._parts: list[tuple[int, int, Stored]] = []
+        self._same: dict[tuple[int, int], Stored] = {}
+
+    def _append(self, item: Item) -> None:
+        """Add the forms of an entry: for the id, for the object, and its reference."""
+        name, kind, mode, size, content, ref, target = item
+        head = _HEAD.pack(kind, mode, len(name), size) + name
+        if kind == LINK:
+            self._named.append(head + target)
+            self._stored.append(head + target)
+            self._refs.append(None)
+            return
+        digest = bytes.fromhex(content)
+        self._named.append(head + digest)
+        if kind == FILE and content == ref:
+            self._stored.append(head)
+            self._refs.append(TerminalRef(ref))
+        else:
+            self._stored.append((head if kind == FOLDER else _IN_CHUNKS + head[1:]) + digest)
+            self._refs.append(ref)
+
+    def edited(self, edits: Sequence[Edit]) -> EncodedDirectory:
+        """Return the directory after some edits, sorted by position."""
+        new = EncodedDirectory([edit.item for edit in edits if edit.item is not None])
+        if self._cuts is not None:
+            cuts = [_is_cut(edit.item.name) for edit in edits if edit.item is not None]
+            new._cuts = bytes(spliced(self._cuts, edits, cuts))
+            new._same = self._shifted(edits)
+        new._named = spliced(self._named, edits, new._named)
+        new._stored = spliced(self._stored, edits, new._stored)
+        new._refs = spliced(self._refs, edits, new._refs)
+        return new
+
+    def put(self, put: Put, *, is_stored: bool = False) -> Stored:
+        """Write the objects of the directory.
+
+        Args:
+            put: receives the objects.
+            is_stored: whether the objects of the directory before the edits are stored: then its
+                unchanged parts are not written again.
+        """
+        parts = []
+        for start, end in self._ranges():
+            stored = self._same.get((start, end)) if is_stored else None
+            parts.append((start, end, stored or self._put_part(start, end, put)))
+        if len(parts) == 1:
+            return parts[0][2]
+        self._parts = parts
+        digest = hashlib.sha256(b"wide\0" + bytes.fromhex("".join(part.id for *_, part in parts)))
+        return Stored(digest.hexdigest(), put(WIDE, b"", [part.ref for *_, part in parts]))
+
+    def _ranges(self) -> Iterator[tuple[int, int]]:
+        """Iterate over the parts of the directory. Their ends depend only on the names."""
+        count = len(self._named)
+        if count < WIDE_FROM:
+            self._cuts = None
+            yield 0, count
+            return
+        if self._cuts is None:
+            names = (named[_HEAD.size : _HEAD.size + named[_NAME_LENGTH]] for named in self._named)
+            self._cuts = bytes(map(_is_cut, names))
+        start = 0
+        while start < count:
+            end = self._cuts.find(1, start, start + _MAX_PART_ENTRIES) + 1
+            end = end or min(start + _MAX_PART_ENTRIES, count)
+            yield start, end
+            start = end
+
+    def _put_part(self, start: int, end: int, put: Put) -> Stored:
+        identity = hashlib.sha256(b"tree\0" + b"".join(self._named[start:end])).hexdigest()
+        refs = [ref for ref in self._refs[start:end] if ref is not None]
+        return Stored(identity, put(DIRECTORY, b"".join(self._stored[start:end]), refs))
+
+    def _shifted(self, edits: Sequence[Edit]) -> dict[tuple[int, int], Stored]:
+        """Return the parts without an edit, by their range after the edits."""
+        same: dict[tuple[int, int], Stored] = {}
+        index = shift = 0
+        for start, end, stored in self._parts:
+            while index < len(edits) and (
+                edits[index].at < start or (edits[index].at == start and edits[index].is_new)
+            ):
+                shift += edits[index].is_new - (edits[index].item is None)
+                index += 1
+            if index == len(edits) or edits[index].at >= end:
+                same[start + shift, end + shift] = stored
+        return same
+
+
+def put_directory(items: Iterable[Item], put: Put) -> Stored:
     """Write the objects of a directory. The items must be sorted by name."""
-    parts = [_put_part(part, put) for part in _parts(items)]
-    if len(parts) == 1:
-        return parts[0]
-    digest = hashlib.sha256(b"wide\0" + bytes.fromhex("".join(part.id for part in parts)))
-    return Stored(digest.hexdigest(), put(WIDE, b"", [part.ref for part in parts]))
+    return EncodedDirectory(items).put(put)
 
 
 def read_directory(name: str, get: Get) -> list[Item]:
@@ -189,45 +318,15 @@ def check_name(name: bytes) -> bytes:
     return name
 
 
-def _parts(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    if len(items) < WIDE_FROM:
-        yield items
-        return
-    start = 0
-    for end, item in enumerate(items, 1):
-        if zlib.crc32(item.name) % _AVERAGE_PART_ENTRIES == 0 or end - start == _MAX_PART_ENTRIES:
-            yield items[start:end]
-            start = end
-    if start < len(items):
-        yield items[start:]
+def _is_cut(name: bytes) -> bool:
+    """Return whether a part of a wide directory ends with this entry."""
+    return zlib.crc32(name) % _AVERAGE_PART_ENTRIES == 0
 
 
 def _get_parts(found: Object, get: Get) -> Iterator[Object]:
     """Iterate over the parts of a wide directory; only a few are in memory at a time."""
     for start in range(0, len(found.refs), _PARTS_AT_ONCE):
         yield from get(found.refs[start : start + _PARTS_AT_ONCE])
-
-
-def _put_part(items: Iterable[Item], put: Put) -> Stored:
-    stored: list[bytes] = []
-    named: list[bytes] = [b"tree\0"]
-    refs: list[str] = []
-    for name, kind, mode, size, content, ref, target in items:
-        head = _HEAD.pack(kind, mode, len(name), size) + name
-        if kind == LINK:
-            stored.append(head + target)
-            named.append(head + target)
-            continue
-        digest = bytes.fromhex(content)
-        named.append(head + digest)
-        if kind == FILE and content == ref:
-            stored.append(head)
-            refs.append(TerminalRef(ref))
-        else:
-            stored.append((head if kind == FOLDER else _IN_CHUNKS + head[1:]) + digest)
-            refs.append(ref)
-    identity = hashlib.sha256(b"".join(named)).hexdigest()
-    return Stored(identity, put(DIRECTORY, b"".join(stored), refs))
 
 
 def _read_part(part: Object, where: str) -> list[Item]:

@@ -13,6 +13,7 @@ from agent_checkpoint.errors import StorageError
 from agent_checkpoint.workspace.scan import file_reader, scanner
 from agent_checkpoint.workspace.scan.scan_cache import ScanCache
 from agent_checkpoint.workspace.tree.snapshot import Tree
+from agent_checkpoint.workspace.tree.tree_format import EncodedDirectory, Item
 from tests.unit.workspace.disk import describe
 from tests.unit.workspace.watching import can_watch
 
@@ -278,3 +279,53 @@ def test_a_store_through_a_map_is_seen_when_that_is_closed(ws: Workspace) -> Non
     time.sleep(0.025)
     through_a_map(ws.path / "a" / "b" / "y")
     assert sees_everything(ws)
+
+
+# -- the cost of a change --------------------------------------------------------------------------
+
+
+def test_changes_in_a_wide_directory_are_seen(ws: Workspace) -> None:
+    for number in range(600):
+        (ws.path / "a" / f"{number}").write_text(f"{number}")
+    assert sees_everything(ws)
+    for number in (0, 333, 599):
+        (ws.path / "a" / f"{number}").write_text("changed")
+        (ws.path / "a" / f"{number}-new").mkdir()
+        (ws.path / "a" / f"{number}-new" / "x").write_text("x")
+        (ws.path / "a" / f"{number // 2 + 100}").unlink()
+        assert sees_everything(ws)
+    assert not ws.diff(ws.snapshot())
+
+
+def test_notes_of_a_subdirectory_reach_the_top(ws: Workspace) -> None:
+    os.mkfifo(ws.path / "a" / "b" / "fifo")
+    assert sees_everything(ws)
+    assert [note.path for note in ws.snapshot().notes] == ["a/b/fifo"]
+    (ws.path / "a" / "b" / "fifo").unlink()
+    assert sees_everything(ws)
+
+
+def test_a_change_encodes_only_the_changed_entries(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not can_watch(root):
+        pytest.skip("changes cannot be watched here")
+    for number in range(300):
+        (root / "a" / f"{number}").write_text(f"{number}")
+    encoded: list[bytes] = []
+    real = EncodedDirectory._append
+
+    def append(self: EncodedDirectory, item: Item) -> None:
+        encoded.append(item.name)
+        real(self, item)
+
+    monkeypatch.setattr(EncodedDirectory, "_append", append)
+    with Workspace(root, CheckpointManager().store) as workspace:
+        workspace.snapshot()
+        (root / "a" / "7").write_text("once")  # encodes the directories on the way
+        workspace.snapshot()
+        encoded.clear()
+        (root / "a" / "8").write_text("twice")
+        (root / "a" / "new").write_text("new")
+        assert sees_everything(workspace)
+        assert encoded[:3] == [b"8", b"new", b"a"]

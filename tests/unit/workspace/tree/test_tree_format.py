@@ -3,6 +3,8 @@
 import hashlib
 import random
 import zlib
+from bisect import bisect_left
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from agent_checkpoint.workspace.scan import chunking, file_reader
 from agent_checkpoint.workspace.tree.tree_format import (
     Chunks,
     ContentHash,
+    Edit,
+    EncodedDirectory,
     Item,
     check_name,
     put_chunks,
@@ -279,3 +283,74 @@ def test_names_that_no_directory_can_have_are_refused(name: bytes) -> None:
 @pytest.mark.parametrize("name", [b"...", b" ", b"-", b"\xff", b"\n", b"n" * 255])
 def test_names_that_are_only_odd_are_fine(name: bytes) -> None:
     assert check_name(name) == name
+
+
+# -- edits ---------------------------------------------------------------------------------------
+
+
+def edits_between(before: "list[Item]", after: "list[Item]") -> "list[Edit]":
+    old, new = {item.name: item for item in before}, {item.name: item for item in after}
+    names = sorted(old)
+    return [
+        Edit(bisect_left(names, name), new.get(name), is_new=name not in old)
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+
+
+@ours
+@given(directories, directories, st.lists(directories, max_size=3))
+def test_an_edited_directory_is_the_one_that_is_encoded_anew(
+    before: "list[Item]", after: "list[Item]", later: "list[list[Item]]"
+) -> None:
+    encoded = EncodedDirectory(before)
+    for one, two in zip([before, after, *later], [after, *later]):
+        encoded, edited, fresh = encoded.edited(edits_between(one, two)), Shelf(), Shelf()
+        assert encoded.put(edited.put) == put_directory(two, fresh.put)
+        assert edited.objects == fresh.objects
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_edited_wide_directory_is_the_one_that_is_encoded_anew(seed: int) -> None:
+    chance = random.Random(seed)
+    directory, shelf = wide(chance.choice([500, 513, 3000])), Shelf()
+    encoded = EncodedDirectory(directory)
+    encoded.put(shelf.put)
+    for step in range(12):
+        before, kept = directory, chance.choice([1.0, 0.999, 0.9, 0.5])
+        directory = [item for item in before if chance.random() < kept]
+        for _ in range(chance.choice([0, 1, 2, 300])):
+            directory.append(file(b"%05d-%d" % (chance.randrange(3000), step), 0o644, step))
+        directory = sorted({item.name: item for item in directory}.values())
+        if directory and chance.random() < 0.7:
+            at = chance.randrange(len(directory))
+            directory[at] = directory[at]._replace(mode=step)
+        encoded = encoded.edited(edits_between(before, directory))
+        # Parts that were not edited are on the shelf already: everything is read from there.
+        stored = encoded.put(shelf.put, is_stored=True)
+        assert stored == put_directory(directory, Shelf().put)
+        assert read_directory(stored.ref, shelf.get) == directory
+
+
+@pytest.mark.parametrize("what", ["changed", "added", "removed"])
+def test_an_edit_of_a_wide_directory_puts_its_part_and_the_top(what: str) -> None:
+    directory, shelf = wide(5000), Shelf()
+    encoded = EncodedDirectory(directory)
+    encoded.put(shelf.put)
+    middle = directory[2500]
+    edit = {
+        "changed": Edit(2500, middle._replace(mode=0o600)),
+        "added": Edit(2501, middle._replace(name=middle.name + b"x"), is_new=True),
+        "removed": Edit(2500, None),
+    }[what]
+    calls: list[bytes] = []
+
+    def put(kind: bytes, payload: bytes, refs: Sequence[str]) -> str:
+        calls.append(kind)
+        return shelf.put(kind, payload, refs)
+
+    encoded.edited([edit]).put(put, is_stored=True)
+    assert calls == [b"d", b"w"]
+    calls.clear()
+    encoded.edited([edit]).put(put)  # nothing is known to be stored: all parts
+    assert len(calls) > 20
