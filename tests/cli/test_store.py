@@ -68,6 +68,7 @@ def test_stats() -> None:
         "redacted",
         "objects",
         "keys",
+        "budget",
     }
     shown = run("stats").out
     assert "10 checkpoints in 1 key" in shown

@@ -105,7 +105,7 @@ class Event(NamedTuple):
     @property
     def is_end(self) -> bool:
         """Whether a turn or the session has ended."""
-        return self.name in ("Stop", "AfterAgent", "SessionEnd")
+        return is_end(self.name)
 
     @property
     def label(self) -> str:
@@ -130,6 +130,11 @@ class Event(NamedTuple):
 def moment_of(name: str) -> str:
     """Return the phase of an event, by its name."""
     return _MOMENTS.get(name, TURN)
+
+
+def is_end(name: str) -> bool:
+    """Return whether an event is the end of a turn or of the session."""
+    return name in ("Stop", "AfterAgent", "SessionEnd")
 
 
 def is_prompt(name: str) -> bool:

@@ -217,13 +217,16 @@ class Workspace:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def snapshot(self, *, label: str | None = None, full: bool = False) -> Tree:
+    def snapshot(
+        self, *, label: str | None = None, tags: tuple[str, ...] = (), full: bool = False
+    ) -> Tree:
         """Save the directory as a checkpoint under `key`; return the tree.
 
         Writes nothing if the directory equals the last checkpoint of that key.
 
         Args:
             label: a name for the checkpoint.
+            tags: tags of the checkpoint, if one is written.
             full: stat every file, even if the changed paths are known.
 
         Raises:
@@ -233,7 +236,7 @@ class Workspace:
         with self._ready():
             key = self._saved_key or self.key
             capture = self._capture(full=full)
-            draft = capture.draft(key, self.store, label=label)
+            draft = capture.draft(key, self.store, label=label)._replace(tags=tags)
             head = self.store.head(key)
             if self._saved_key is not None and (head is None or head.claim != draft.claim):
                 self._saved_key = None  # it may belong to another user now

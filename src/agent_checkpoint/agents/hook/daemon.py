@@ -25,6 +25,7 @@ from agent_checkpoint.agents.hook.protocol import (
     install_signature,
     socket_name,
 )
+from agent_checkpoint.agents.hook.upkeep_process import UpkeepProcess
 from agent_checkpoint.agents.session_lock import try_lock
 from agent_checkpoint.agents.state_dir import log_failure, open_state_dir
 
@@ -76,6 +77,7 @@ class HookServer:
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
         self._saver = EventSaver(watch=True)
+        self._upkeep = UpkeepProcess()
         self._version = install_signature()
         self._home = os.stat("/proc/self/ns/mnt").st_ino
         self._locations = tuple(os.environ.get(name, "") for name in LOCATION_VARIABLES)
@@ -94,6 +96,8 @@ class HookServer:
         events.register(self._end_pipe[0], select.POLLIN)  # shutdown() does not wake up a poll
         while not self._is_over():
             if not events.poll(_POLL_SECONDS * 1000):
+                if self._idle() > _quiet_seconds():
+                    self._upkeep.start()
                 continue
             try:
                 connection, _ = self._listener.accept()
@@ -121,6 +125,7 @@ class HookServer:
 
     def close(self) -> None:
         """Wait for running requests, then close the stores."""
+        self._upkeep.interrupt()
         with self._changed:
             self._changed.wait_for(lambda: self._running == 0, timeout=60)
         self._saver.close()
@@ -133,9 +138,17 @@ class HookServer:
                 return True
         except OSError:  # uninstalled
             return True
+        if _memory() <= _MAX_MEMORY and (
+            self._idle() <= _idle_seconds() or self._upkeep.is_pending
+        ):
+            return False
         with self._changed:
-            idle = time.monotonic() - self._used
-            return self._running == 0 and (idle > _idle_seconds() or _memory() > _MAX_MEMORY)
+            return self._running == 0
+
+    def _idle(self) -> float:
+        """Return the seconds since the last request; 0 while there is one."""
+        with self._changed:
+            return 0.0 if self._running else time.monotonic() - self._used
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -164,8 +177,10 @@ class HookServer:
         if request.locations != self._locations or request.secret != self._secret:
             return  # the client has other paths or another secret
         connection.sendall(b"+")
+        self._upkeep.interrupt()  # it may hold the lock of the store
         try:
-            self._saver.save(request, client=client)
+            if self._saver.save(request, client=client) is not None:
+                self._upkeep.saved(request.store)
         except BaseException as error:
             log_failure(f"{type(error).__name__}: {error}")
         with suppress(OSError):  # the client may have timed out
@@ -259,6 +274,11 @@ def _idle_seconds() -> float:
         return float(os.environ.get(IDLE) or _IDLE)
     except ValueError:
         return _IDLE
+
+
+def _quiet_seconds() -> float:
+    """Return the seconds without requests after which the upkeep of stores begins."""
+    return _idle_seconds() / 20
 
 
 def _memory() -> int:

@@ -26,7 +26,10 @@ from agent_checkpoint.agents.state_dir import log_failure, open_state_dir
 _STARTS_WITHIN = 5.0
 _KEPT = frozenset(
     (*LOCATION_VARIABLES, SECRET, IDLE, "PATH", "TMPDIR", "TZ", "LANG", "LD_LIBRARY_PATH")
-) | {"COVERAGE_PROCESS_CONFIG"}  # for test coverage of child processes
+) | {
+    "AGENT_CHECKPOINT_BUDGET",  # of `agents/upkeep`, which is not imported here
+    "COVERAGE_PROCESS_CONFIG",  # for test coverage of child processes
+}
 
 
 def start_daemon(deadline: float) -> None:

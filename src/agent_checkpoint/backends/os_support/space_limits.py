@@ -103,7 +103,7 @@ class SpaceLimits:
 
     def _check_size(self, incoming: int, most: int) -> None:
         if self._until_measured <= 0 or self._size + incoming > most:
-            self._size = _measure(self.path, self._reserve)
+            self._size = directory_size(self.path, besides=self._reserve)
             self._until_measured = _MEASURE_EVERY
         if self._size + incoming > most:
             raise StorageError(
@@ -117,12 +117,13 @@ class SpaceLimits:
         self._until_measured -= 1
 
 
-def _measure(folder: Path, besides: Path | None) -> int:
+def directory_size(folder: Path, *, besides: Path | None = None) -> int:
+    """Return the size of all files below a directory, except one. Raises OSError."""
     total = 0
     for item in scan_directory(folder):
         path = Path(item.path)
         if item.is_dir(follow_symlinks=False):
-            total += _measure(path, besides)
+            total += directory_size(path, besides=besides)
         elif path != besides:
             with suppress(FileNotFoundError):  # it was deleted meanwhile
                 total += item.stat(follow_symlinks=False).st_size

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent_checkpoint import __version__
+from agent_checkpoint.agents.upkeep.disk_budget import budget_state
 from agent_checkpoint.backends.default_paths import default_store
 from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.extras import install_command, is_installed
@@ -68,6 +69,7 @@ def _store(location: StoreLocation) -> list[_Check]:
             keys = len(manager.list_keys())
             properties = backend.properties
             where = describe_store(backend)
+            budget = budget_state(backend)
     except (CheckpointError, OSError) as error:
         why, get = one_line(error_text(error), 500), "choose another store: --store PATH"
         return [_Check("store", False, why, use, get)]
@@ -90,6 +92,10 @@ def _store(location: StoreLocation) -> list[_Check]:
         words = f"{format_size(free)} free of {format_size(whole)}"
         get = "run agent-checkpoint prune, then gc; or move the store to another disk"
         found.append(_Check("free space", enough, words, use, "" if enough else get))
+    if budget is not None:
+        use = "a store that stays small by itself, with the hook or watch"
+        words, problem = budget.words, budget.problem
+        found.append(_Check("disk budget", problem is None, words, use, problem or ""))
     return found
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,19 @@ from agent_checkpoint.agents.settings.agent_settings import (
 )
 from agent_checkpoint.agents.settings.hook_health import hook_health, last_seen
 from agent_checkpoint.agents.state_dir import log_file
+from agent_checkpoint.agents.upkeep.disk_budget import (
+    BudgetState,
+    budget_state,
+    parse_size,
+    set_budget,
+)
 from agent_checkpoint.backends.os_support.posix import read_regular
+from agent_checkpoint.backends.registry import open_named
 from agent_checkpoint.cli.args import Args, Parser, did_you_mean
 from agent_checkpoint.cli.hints import command_line
-from agent_checkpoint.cli.output import CommandResult, Output, format_time
-from agent_checkpoint.cli.store_location import StoreLocation
+from agent_checkpoint.cli.output import CommandResult, Output, format_time, one_line
+from agent_checkpoint.cli.progress_backend import describe_store
+from agent_checkpoint.cli.store_location import STORE, StoreLocation
 from agent_checkpoint.errors import CheckpointError, InvalidInputError, NotFoundError
 from agent_checkpoint.records import short_repr as shown
 
@@ -32,6 +42,7 @@ agent-checkpoint hook install claude-code   install for all your projects
 agent-checkpoint hook install --all         install for every agent found on this machine
 agent-checkpoint hook install codex --project   install for this project only
 agent-checkpoint --store ~/agents hook install codex   save to another store
+agent-checkpoint hook install --all --budget 10GB   keep more checkpoints than with 5 GB
 agent-checkpoint hook status                show installations and recent errors
 agent-checkpoint hook uninstall gemini      remove the hook
 agent-checkpoint hook claude-code < event.json   save one event, as the agent does
@@ -56,6 +67,11 @@ def arguments(parser: Parser) -> None:
         "--project", action="store_true", help="use the settings of the current directory"
     )
     scope.add_argument("--user", action="store_true", help="use your user settings (default)")
+    parser.add(
+        "--budget",
+        "SIZE",
+        "with install: the disk budget of the store, such as 10GB; 0 for none (default: 5 GB)",
+    )
     parser.json()
 
 
@@ -89,6 +105,9 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         problem = f"Unknown agent {shown(args.agent)}." if args.agent else "No agent given."
         raise InvalidInputError(f"{problem} Choose from {', '.join(AGENTS)}, or use --all.")
     project = location.directory if args.project else None
+    if args.what == "install" and args.budget is not None:
+        named = store or event_sender.absolute_store(os.environ.get(STORE) or "")
+        set_budget(open_named(named or None), parse_size(args.budget))
     rows: list[dict[str, Any]] = []
     for agent in agents:
         path = settings_file(agent, project)
@@ -148,7 +167,13 @@ def _status(location: StoreLocation) -> CommandResult:
             rows.append(row)
     log = log_file()
     failures = _failures(log)
-    data = {"agents": rows, "log": log, "failures": failures}
+    budgets = _budgets(rows)
+    data = {
+        "agents": rows,
+        "log": log,
+        "failures": failures,
+        "budgets": {name: state.to_json() for name, state in budgets.items()},
+    }
 
     def show(out: Output) -> None:
         heads = ["agent", "scope", "installed", "reviewed", "last event", "last checkpoint"]
@@ -156,12 +181,28 @@ def _status(location: StoreLocation) -> CommandResult:
         for row in rows:
             for problem in [*([row["trouble"]] if row["trouble"] else []), *row["problems"]]:
                 out.line(problem, style="yellow")
+        for name, state in budgets.items():
+            style = "yellow" if state.problem else ""
+            out.line(f"{one_line(name)}: {state.problem or state.words}", style=style)
         if failures:
             out.line(f"Recent errors in {log}:", style="yellow")
             for line in failures:
                 out.line(f"  {line}")
 
     return CommandResult(data, show)
+
+
+def _budgets(rows: list[dict[str, Any]]) -> dict[str, BudgetState]:
+    """Return the budgets of the stores that hooks save to, by the name of the store."""
+    names = {row["store"] for row in rows if row["installed"]} | {os.environ.get(STORE) or ""}
+    found: dict[str, BudgetState] = {}
+    for name in sorted(names):
+        with suppress(CheckpointError):  # `stats` reports it
+            backend = open_named(name or None)
+            state = budget_state(backend)
+            if state is not None:
+                found[describe_store(backend)] = state
+    return found
 
 
 def _cells(row: dict[str, Any]) -> list[Any]:

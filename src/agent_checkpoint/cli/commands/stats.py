@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from agent_checkpoint.agents.upkeep.disk_budget import BudgetState, budget_state
 from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_size, one_line
 from agent_checkpoint.cli.progress_backend import describe_store, progress_manager
@@ -26,11 +27,14 @@ def arguments(parser: Parser) -> None:
 def run(args: Args, location: StoreLocation) -> CommandResult:
     """Collect the statistics."""
     with progress_manager(location, args.out, "Counting") as manager:
-        data = {"store": describe_store(manager.store.backend), **manager.stats()}
-    return CommandResult(data, lambda out: _show(out, data, args.all))
+        backend = manager.store.backend
+        data = {"store": describe_store(backend), **manager.stats()}
+        budget = budget_state(backend)
+    data["budget"] = None if budget is None else budget.to_json()
+    return CommandResult(data, lambda out: _show(out, data, budget, args.all))
 
 
-def _show(out: Output, data: dict[str, Any], everything: bool) -> None:
+def _show(out: Output, data: dict[str, Any], budget: BudgetState | None, everything: bool) -> None:
     out.line(one_line(data["store"]), style="bold")
     out.line(
         f"{format_count(data['checkpoints'], 'checkpoint')} in "
@@ -40,6 +44,9 @@ def _show(out: Output, data: dict[str, Any], everything: bool) -> None:
         f"{format_size(data['stored_bytes'])} stored, {format_size(data['logical_bytes'])} before "
         "deduplication and compression"
     )
+    if budget is not None:
+        problem = budget.problem
+        out.line(problem or budget.words, style="yellow" if problem else "")
     rows = sorted(data["keys"].items(), key=lambda item: item[1]["stored_bytes"], reverse=True)
     shown = rows if everything or out.columns is None else rows[:_SHOWN]
     if rows:

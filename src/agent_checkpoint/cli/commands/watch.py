@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from types import FrameType
 
 from agent_checkpoint.cli.args import Args, Parser
@@ -16,8 +17,10 @@ from agent_checkpoint.errors import CheckpointError
 EXAMPLES = """
 agent-checkpoint watch                     watch the current directory until Ctrl-C
 agent-checkpoint watch ~/repo --every 10   check another directory every ten seconds
+agent-checkpoint watch --budget 2GB        remove old checkpoints when the store is larger
 """
 _EVERY = 2.0
+_UPKEEP_EVERY = 60.0
 
 
 def arguments(parser: Parser) -> None:
@@ -32,15 +35,27 @@ def arguments(parser: Parser) -> None:
     )
     parser.repeatable("--ignore", "PATTERN", "exclude matching files; repeatable")
     parser.flag("--gitignore", "honor .gitignore files")
+    parser.add(
+        "--budget",
+        "SIZE",
+        "disk budget of the store, such as 5GB; 0 for none (default: $AGENT_CHECKPOINT_BUDGET, "
+        "the budget given to `hook install`, or 5 GB)",
+    )
     parser.flag("--json", "print JSON at the end")
 
 
 def run(args: Args, location: StoreLocation) -> CommandResult:
     """Save on every change until interrupted, then save a last time."""
     from agent_checkpoint.agents.directory_keys import directory_key
+    from agent_checkpoint.agents.hook.upkeep_process import UpkeepProcess
     from agent_checkpoint.agents.tracked_dir import open_tracked
+    from agent_checkpoint.agents.upkeep.automatic_retention import WATCH
+    from agent_checkpoint.agents.upkeep.disk_budget import BUDGET, parse_size
 
     every = checked_seconds(args.every)
+    if args.budget is not None:
+        parse_size(args.budget)
+    upkeep = UpkeepProcess(**({} if args.budget is None else {BUDGET: args.budget}))
     directory = existing_directory(args.directory, location.directory)
     ended = threading.Event()
     saved: list[str] = []
@@ -58,14 +73,16 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
             ) as workspace,
         ):
             is_first = True
+            next_upkeep = 0.0
             while True:
                 is_last = ended.is_set()
                 try:
                     head = manager.store.head(workspace.key)
-                    workspace.snapshot(full=is_last)
+                    workspace.snapshot(tags=(WATCH,), full=is_last)
                     now = manager.store.head(workspace.key)
                     if now is not None and (head is None or now.id != head.id):
                         saved.append(now.id)
+                        upkeep.saved(manager.store.backend.properties.url or "")
                         _tell(args, f"Saved @{now.seq}")
                 except CheckpointError as error:
                     if is_first or is_last:
@@ -78,9 +95,13 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
                 is_first = False
                 if is_last:
                     break
+                if time.monotonic() > next_upkeep:
+                    upkeep.start()
+                    next_upkeep = time.monotonic() + _UPKEEP_EVERY
                 ended.wait(every)
             key = workspace.key
     finally:
+        upkeep.interrupt()
         for number, handler in before.items():
             signal.signal(number, handler)
     data = {"key": key, "directory": str(directory), "saved": saved}

@@ -1,0 +1,1 @@
+"""Keeps stores within a disk budget: automatic retention, garbage collection, their process."""
