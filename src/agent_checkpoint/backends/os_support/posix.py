@@ -9,6 +9,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 
 from agent_checkpoint.backends.os_support.lock_wait import LOCK_TIMEOUT, acquire_lock
@@ -171,7 +172,7 @@ def store_lock(
             the process.
         OSError: the file system failed, or a lock file is not a regular file.
     """
-    gate = lock_file.with_name(".gate")
+    gate = _gate_of(lock_file)
     if exclusive:
         with _gate_closed(gate, seconds), exclusive_lock(lock_file, seconds) as identity:
             yield identity
@@ -208,7 +209,7 @@ def queued_lock(lock_file: Path, seconds: float) -> Iterator[FileIdentity]:
         OSError: the file system failed, or a lock file is not a regular file.
     """
     with ExitStack() as stack:
-        with _gate_closed(lock_file.with_name(".gate"), seconds):
+        with _gate_closed(_gate_of(lock_file), seconds):
             lock = _flock(lock_file, fcntl.LOCK_EX, seconds, is_first_waiter=True)
             identity = stack.enter_context(lock)
         yield identity
@@ -248,6 +249,16 @@ def shared_lock(lock_file: Path, seconds: float) -> Iterator[None]:
                 raise OSError(errno.EAGAIN, "the store was written during the read") from None
         else:
             yield
+
+
+@lru_cache(maxsize=64)
+def _gate_of(lock_file: Path) -> Path:
+    return lock_file.with_name(".gate")
+
+
+@lru_cache(maxsize=64)
+def _folder_of(path: Path) -> Path:
+    return path.parent
 
 
 @contextmanager
@@ -301,7 +312,7 @@ def _open_lock(path: Path, flags: int) -> int:
         if not stat.S_ISREG(found.st_mode):
             raise OSError(f"{path} is not a regular file; remove it")
         if flags and not found.st_mode & 0o077:
-            share_like_folder(fd, path.parent)
+            share_like_folder(fd, _folder_of(path))
     except OSError:
         os.close(fd)
         raise
