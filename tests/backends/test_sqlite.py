@@ -18,6 +18,7 @@ from agent_checkpoint import (
     StorageError,
 )
 from agent_checkpoint.backends import sqlite as sqlite_module
+from agent_checkpoint.backends.base import Append
 from agent_checkpoint.backends.os_support.mounts import network_file_system
 from agent_checkpoint.backends.sqlite import LOOSE_FROM, SQLiteBackend
 from agent_checkpoint.testing import BackendMachine, BackendTests
@@ -73,6 +74,53 @@ def backend(tmp_path):
     opened = SQLiteBackend(tmp_path / "store")
     yield opened
     opened.close()
+
+
+def test_several_entries_are_one_transaction(backend):
+    backend.append("key/a", b"0")
+    begins = []
+    with backend._connections.connection() as db:
+        db.set_trace_callback(begins.append)
+    found = backend.append_all([Append(f"key/{name}", b"1") for name in "abc"])
+    assert found == [2, 1, 1]
+    assert [text for text in begins if text in ("COMMIT", "ROLLBACK")] == ["COMMIT"]
+
+
+def test_a_damaged_stream_does_not_keep_others_from_being_appended(backend):
+    backend.append("key/a", b"1")
+    backend.close()
+    db = sqlite3.connect(backend.path / "store.db")
+    db.execute("UPDATE streams SET last = -5")
+    db.commit()
+    db.close()
+    failed, number = backend.append_all([Append("key/a", b"2"), Append("key/b", b"1")])
+    assert isinstance(failed, IntegrityError)
+    assert number == 1
+
+
+def test_a_commit_that_failed_is_not_tried_again(backend, monkeypatch):
+    backend.append("key/a", b"1")
+
+    def fail(db):
+        raise StorageError("the disk failed")
+
+    monkeypatch.setattr(backend._connections, "_check", fail)
+    with pytest.raises(StorageError, match="the disk failed"):
+        backend.append_all([Append("key/a", b"2"), Append("key/b", b"1")])
+    monkeypatch.undo()
+    assert len(backend.read("key/a")) == 1
+    assert not backend.read("key/b")
+
+
+def test_the_own_append_of_a_subclass_is_called_for_each_entry(tmp_path):
+    class Mine(SQLiteBackend):
+        def append(self, stream, entry, **options):
+            return super().append(stream, entry.upper(), **options)
+
+    mine = Mine(tmp_path / "store")
+    assert mine.append_all([Append("key/a", b"x"), Append("key/a", b"y")]) == [1, 2]
+    assert [entry.data for entry in mine.read("key/a")] == [b"X", b"Y"]
+    mine.close()
 
 
 def test_a_large_object_is_a_file_and_goes_when_it_is_deleted(backend):

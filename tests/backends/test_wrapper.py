@@ -132,6 +132,7 @@ def test_properties_come_from_attributes_and_methods(tmp_path):
             "compression": None,
             "can_scrub": True,
             "can_repack": False,
+            "can_group": False,
         }
 
 

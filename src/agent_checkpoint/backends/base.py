@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
-from agent_checkpoint.errors import ConflictError, StorageError
+from agent_checkpoint.errors import CheckpointError, ConflictError, StorageError
 from agent_checkpoint.options import Compression, Durability, check_option
 from agent_checkpoint.records import Entry, ObjectInfo, short_repr
 
@@ -38,6 +38,18 @@ class BackendProperties(NamedTuple):
     """Whether the medium may retain deleted bytes, which `scrub` erases."""
     can_repack: bool = False
     """Whether `find_objects` and `replace_objects` work."""
+    can_group: bool = False
+    """Whether `append_all` makes several entries durable at the cost of one."""
+
+
+class Append(NamedTuple):
+    """The arguments of one `Backend.append`."""
+
+    stream: str
+    entry: bytes
+    after: int | None = None
+    objects: Mapping[str, bytes] = NO_OBJECTS
+    requires: Collection[str] = ()
 
 
 class ObjectScan(NamedTuple):
@@ -101,6 +113,7 @@ class Backend(ABC):
             compression=self.compression,
             can_scrub=type(self).scrub is not Backend.scrub,
             can_repack=type(self).find_objects is not Backend.find_objects,
+            can_group=type(self).append_all is not Backend.append_all,
         )
 
     @abstractmethod
@@ -226,6 +239,31 @@ class Backend(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close files and connections; closing twice does nothing."""
+
+    def append_all(self, appends: Sequence[Append]) -> list[int | CheckpointError]:
+        """Append several entries in order, each as `append` does, and return when all are durable.
+
+        Each has its own outcome: its number, or the error that `append` would raise. One that
+        fails does not keep the others from being appended. The default appends one after the other.
+
+        Raises:
+            StorageError: the medium failed; none of them is acknowledged.
+        """
+        outcomes: list[int | CheckpointError] = []
+        for item in appends:
+            try:
+                outcomes.append(
+                    self.append(
+                        item.stream,
+                        item.entry,
+                        after=item.after,
+                        objects=item.objects,
+                        requires=item.requires,
+                    )
+                )
+            except CheckpointError as error:
+                outcomes.append(error)
+        return outcomes
 
     def scrub(self) -> None:  # noqa: B027 - most media have nothing to erase
         """Erase deleted bytes from every file of the medium, if `properties.can_scrub`.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 
 from agent_checkpoint.backends.base import (
     NO_OBJECTS,
+    Append,
     Backend,
     BackendProperties,
     ObjectScan,
@@ -62,7 +63,14 @@ from agent_checkpoint.backends.sqlite_rows import (
     stream_names,
 )
 from agent_checkpoint.backends.sqlite_space import SpaceManager
-from agent_checkpoint.errors import InvalidInputError, MissingObjectsError, StorageError
+from agent_checkpoint.errors import (
+    CheckpointError,
+    ConflictError,
+    IntegrityError,
+    InvalidInputError,
+    MissingObjectsError,
+    StorageError,
+)
 from agent_checkpoint.file_trust import check_own
 from agent_checkpoint.options import Compression, Durability, check_option
 from agent_checkpoint.records import (
@@ -266,25 +274,70 @@ class SQLiteBackend(Backend):
 
         Raises ConflictError, MissingObjectsError and StorageError.
         """
-        check_stream(stream)
-        small = is_small_record(stream, entry, objects)
-        size = len(entry) if small else self._limits.check(objects, entry)
+        item = Append(stream, entry, after, objects, requires)
+        small, size = self._measured(item)
         with self._writing(size):
             while True:
                 try:
                     with self._connections.transaction() as db:
-                        if after is not None:
-                            check_newest(stream, newest_entry(db, stream), after)
-                        missing = set(requires) - present_objects(db, requires)
-                        if missing:
-                            raise MissingObjectsError(missing)
-                        self._put(db, objects)
-                        return add_entry(db, stream, bytes(entry))
+                        return self._add(db, item)
                 except StorageError as error:
                     # Once: the second half of the reserve is kept for deletions.
                     is_full = small and error.no_room
                     if not is_full or not self._connections.reserve.release_half():
                         raise
+
+    def append_all(self, appends: Sequence[Append]) -> list[int | CheckpointError]:
+        """Commit several entries in one transaction. Raises StorageError."""
+        if type(self).append is not SQLiteBackend.append:  # a subclass does more
+            return super().append_all(appends)
+        outcomes: list[int | CheckpointError | None] = [None] * len(appends)
+        sizes = 0
+        for place, item in enumerate(appends):
+            try:
+                sizes += self._measured(item)[1]
+            except CheckpointError as error:
+                outcomes[place] = error
+        is_complete = False
+        with self._writing(sizes):
+            try:
+                with self._connections.transaction() as db:
+                    for place, item in enumerate(appends):
+                        if outcomes[place] is None:
+                            try:
+                                outcomes[place] = self._add(db, item)
+                            except (ConflictError, MissingObjectsError) as error:
+                                outcomes[place] = error  # nothing was changed yet
+                    is_complete = True
+            except StorageError as error:
+                if is_complete and not error.no_room:
+                    raise  # what the commit wrote may be there after all: not again
+            except (IntegrityError, InvalidInputError):
+                pass
+            else:
+                return [known for known in outcomes if known is not None]
+        return super().append_all(appends)  # all was undone: it may be the fault of one
+
+    def _measured(self, item: Append) -> tuple[bool, int]:
+        """Check an entry against the limits; return whether it is a small record, and its size.
+
+        Raises InvalidInputError and StorageError.
+        """
+        check_stream(item.stream)
+        if is_small_record(item.stream, item.entry, item.objects):
+            return True, len(item.entry)
+        return False, self._limits.check(item.objects, item.entry)
+
+    def _add(self, db: sqlite3.Connection, item: Append) -> int:
+        """Add an entry with its objects to a transaction, and return its number."""
+        if item.after is not None:
+            check_newest(item.stream, newest_entry(db, item.stream), item.after)
+        if item.requires:
+            missing = set(item.requires) - present_objects(db, item.requires)
+            if missing:
+                raise MissingObjectsError(missing)
+        self._put(db, item.objects)
+        return add_entry(db, item.stream, bytes(item.entry))
 
     def read(
         self,

@@ -24,8 +24,13 @@ class RecordLog:
         self._stream = RecordStream(store, record_log_stream(key, name))
         self._policy = policy
 
-    def append(self, value: Any) -> int:
+    def append(self, value: Any, *, wait: float = 0) -> int:
         """Append a value durably; return its number, from 1. It is encoded as in a state.
+
+        Args:
+            value: the value.
+            wait: seconds to wait for another thread of this process that saves or appends: the
+                store then commits both at once, if it can.
 
         Raises:
             StateError: the value cannot be captured.
@@ -36,7 +41,7 @@ class RecordLog:
         if policy.redactor is not None:
             with as_state_error(_PART):
                 tree, _ = redact_tree(tree, policy.redactor)
-        return self._stream.append({}, {_PART: tree}, after=None)[0]
+        return self._stream.append({}, {_PART: tree}, after=None, wait=wait)[0]
 
     def read(self, after: int = 0) -> list[tuple[int, Any]]:
         """Return the records with numbers above `after`, in order: number and value of each.

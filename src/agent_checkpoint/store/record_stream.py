@@ -49,7 +49,12 @@ class RecordStream:
         self.name = check_stream(name)
 
     def append(
-        self, record: Mapping[str, JsonValue], parts: Mapping[str, Any], *, after: int | None
+        self,
+        record: Mapping[str, JsonValue],
+        parts: Mapping[str, Any],
+        *,
+        after: int | None,
+        wait: float = 0,
     ) -> tuple[int, dict[str, Any]]:
         """Append a record durably; return its number, and the record as `read` returns it.
 
@@ -57,6 +62,7 @@ class RecordStream:
             record: members with small JSON values.
             parts: encoded values of any size, by name.
             after: the expected number of the newest record.
+            wait: as for `Store.commit`.
 
         Raises:
             ConflictError: the stream has a newer record; nothing was written.
@@ -74,7 +80,7 @@ class RecordStream:
             entry = seal_entry({**record, "parts": trees}, indent=is_readable)
             return Encoded(entry, trees, tuple(object_names(trees.values())), len(entry))
 
-        seq, encoded = self.store.commit(self.name, encode, after=after)
+        seq, encoded = self.store.commit(self.name, encode, after=after, wait=wait)
         return seq, {**record, "parts": encoded.parts}
 
     def read(self, after: int = 0) -> list[tuple[int, dict[str, Any]]]:

@@ -40,9 +40,18 @@ def append_entry(backend: Backend, stream: str, entry: bytes, **options: Any) ->
         StateError: the store is shared, and the secret cannot be created or read.
         CheckpointError: the errors of `Backend.append`.
     """
-    if backend.properties.shared:
-        entry = _sealed(stream, entry, _key(create=True) or b"")
-    return backend.append(stream, entry, **options)
+    return backend.append(stream, sealed_entry(backend, stream, entry), **options)
+
+
+def sealed_entry(backend: Backend, stream: str, entry: bytes) -> bytes:
+    """Return an entry as it is appended: signed if the store is shared.
+
+    Raises:
+        StateError: the store is shared, and the secret cannot be created or read.
+    """
+    if not backend.properties.shared:
+        return entry
+    return _sealed(stream, entry, _key(create=True) or b"")
 
 
 def read_entries(backend: Backend, stream: str, **which: Any) -> list[Entry]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from agent_checkpoint import telemetry
-from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.backends.base import Append, Backend
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import (
     UNUSABLE,
@@ -39,6 +39,7 @@ from agent_checkpoint.store.checkpoint_entries import (
     write_checkpoint,
     write_readable,
 )
+from agent_checkpoint.store.commit_queue import CommitQueue
 from agent_checkpoint.store.format_record import FormatRecord
 from agent_checkpoint.store.import_journal import Import, unfinished_imports
 from agent_checkpoint.store.objects.list_cache import CachedList
@@ -48,7 +49,7 @@ from agent_checkpoint.store.objects.reader import MAX_STATE, Reader, object_name
 from agent_checkpoint.store.objects.splitting import inline_parts, split_parts
 from agent_checkpoint.store.objects.trust import trust_of
 from agent_checkpoint.store.objects.writer import WriteCache, Writer
-from agent_checkpoint.store.sealed_streams import append_entry, read_entries
+from agent_checkpoint.store.sealed_streams import read_entries, sealed_entry
 from agent_checkpoint.store.store_compression import ObjectCodecs
 
 _KEY_PREFIX = "key/"
@@ -113,6 +114,7 @@ class Store:
         self.backend = backend
         self.format = FormatRecord(backend)
         self.codecs = ObjectCodecs(backend)
+        self._commits = CommitQueue(backend)
         self._write_cache: WriteCache = WeakKeyDictionary()
         self._lists: dict[str, list[CachedList]] = {}
         self._cache = ObjectCache()
@@ -409,6 +411,7 @@ class Store:
         after: int | None,
         draft: Draft | None = None,
         adopted: Mapping[str, PlainObject] = NO_OBJECTS,
+        wait: float = 0,
     ) -> tuple[int, Encoded]:
         """Append an entry with its objects to a stream; return its number, and the entry.
 
@@ -419,6 +422,7 @@ class Store:
             after: the expected number of the newest entry.
             draft: the checkpoint that the entry contains, if any.
             adopted: objects that may not be stored yet.
+            wait: seconds to wait for another thread that commits, and takes the entry along.
 
         Raises:
             ConflictError: the stream has a newer entry; nothing was written.
@@ -432,14 +436,9 @@ class Store:
             encoded = encode(writer)
             objects, requires = writer.flush(encoded.roots)
             try:
-                seq = append_entry(
-                    self.backend,
-                    stream,
-                    encoded.entry,
-                    after=after,
-                    objects=objects,
-                    requires=requires,
-                )
+                entry = sealed_entry(self.backend, stream, encoded.entry)
+                item = Append(stream, entry, after, objects, requires)
+                seq = self._commits.append(item, wait=wait)
             except MissingObjectsError as error:
                 # gc swept objects that were unreachable when it marked: write them again. If only
                 # roots of the last checkpoint are missing, it was pruned, and cannot vouch.

@@ -24,7 +24,7 @@ class PropertyTests(BackendHooks):
             assert path is None or isinstance(path, Path)
         for text in (properties.url, properties.durability, properties.compression):
             assert text is None or isinstance(text, str)
-        for flag in ("readable", "shared", "is_local", "can_scrub", "can_repack"):
+        for flag in ("readable", "shared", "is_local", "can_scrub", "can_repack", "can_group"):
             assert isinstance(getattr(properties, flag), bool), flag
         backend.append("key/a", b"entry")
         assert backend.properties == properties

@@ -11,8 +11,13 @@ from itertools import product
 
 import pytest
 
-from agent_checkpoint.backends.base import Backend
-from agent_checkpoint.errors import ConflictError, MissingObjectsError, NotFoundError
+from agent_checkpoint.backends.base import Append, Backend
+from agent_checkpoint.errors import (
+    ConflictError,
+    InvalidInputError,
+    MissingObjectsError,
+    NotFoundError,
+)
 from agent_checkpoint.records import Entry
 from agent_checkpoint.testing.backend_hooks import BackendHooks, named, object_id
 
@@ -179,6 +184,34 @@ class AppendTests(BackendHooks):
         assert backend.missing_objects(named(b"old", b"new")) == set()
 
     # -- remove ----------------------------------------------------------------------------------
+
+    def test_each_of_several_entries_has_its_own_outcome(self, backend: Backend) -> None:
+        """One that fails does not keep the others from being appended, in order."""
+        absent, present = object_id(b"absent"), named(b"present")
+        outcomes = backend.append_all(
+            [
+                Append("key/a", b"1"),
+                Append("key/a", b"2", after=1),
+                Append("key/a", b"conflict", after=7),
+                Append("key/b", b"missing", objects=named(b"unused"), requires=[absent]),
+                Append("not a stream", b"invalid"),
+                Append("key/b", b"1", objects=present),
+                Append("fx/c", b"1", requires=list(present)),
+            ]
+        )
+        kinds = [item if isinstance(item, int) else type(item) for item in outcomes]
+        failed = [ConflictError, MissingObjectsError, InvalidInputError]
+        assert kinds == [1, 2, *failed, 1, 1]
+        again = self.reopen(backend)
+        with closing(again):
+            assert again.read("key/a") == [Entry(1, b"1"), Entry(2, b"2")]
+            assert again.read("key/b") == again.read("fx/c") == [Entry(1, b"1")]
+            assert again.get_objects(present) == present
+
+    def test_several_entries_may_be_none(self, backend: Backend) -> None:
+        """Nothing is written."""
+        assert backend.append_all([]) == []
+        assert list(backend.streams()) == []
 
     def test_removed_entries_are_gone(self, backend: Backend) -> None:
         """From the middle, the others keep their numbers."""
