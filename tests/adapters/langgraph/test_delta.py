@@ -12,7 +12,7 @@ from langgraph.graph import END, START, StateGraph
 
 from agent_checkpoint import IntegrityError, KeepEvery, KeepLatest
 from agent_checkpoint.adapters.langgraph import CheckpointSaver
-from tests.adapters.langgraph.checkpoints import config, id_of
+from tests.adapters.langgraph.checkpoints import config, id_of, put
 
 
 def appended(state, writes):
@@ -150,6 +150,19 @@ def test_writes_that_come_after_a_child_belong_to_another_branch(saver):
     assert values_of(graph, head.config) == before
     history = saver.get_delta_channel_history(config=head.config, channels=["delta"])
     assert "late" not in str(history)
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_child_includes_the_writes_that_its_process_has_read(tmp_path, is_read):
+    """Those of another process that it did not read are not in the state that it saves."""
+    with CheckpointSaver(tmp_path / "s") as one, CheckpointSaver(tmp_path / "s") as other:
+        base = put(one, config(), {})
+        other.put_writes(base, [("delta", ["other"])], "task-of-the-other", "~path")
+        if is_read:
+            one.get_tuple(base)
+        child = put(one, base, {}, 2)
+        found = other.get_delta_channel_history(config=child, channels=["delta"])
+        assert ("other" in str(found)) is is_read
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -97,6 +97,21 @@ def test_an_item_that_was_changed_in_place_is_noticed(saver):
     assert values_of(saver, second) == {"log": [{"text": "changed"}, {"text": "b"}]}
 
 
+@pytest.mark.parametrize("place", [0, 63, 64, 130, 199])
+def test_an_item_that_was_changed_in_a_long_list_is_noticed(place):
+    saver = CheckpointSaver()
+    items = [{"text": str(number), "more": {"n": number}} for number in range(200)]
+    where = put(saver, config(), {"log": items})
+    items[place]["more"]["n"] = True  # equal to 1, but not the same
+    where = put(saver, where, {"log": items}, 2)
+    found = values_of(saver, where)["log"]
+    assert found == items
+    assert found[place]["more"]["n"] is True
+    for number, count in enumerate((150, 128, 64, 63, 0, 200), 3):
+        where = put(saver, where, {"log": items[:count]}, number)
+        assert values_of(saver, where) == {"log": items[:count]}
+
+
 def test_the_latest_is_the_greatest_id_and_not_the_last_put(saver):
     old, new = checkpoint({"n": "old"}), checkpoint({"n": "new"})
     saver.put(config(), new, {}, {"n": 1})

@@ -221,6 +221,9 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
             StorageError: the medium failed; the checkpoint is not confirmed.
         """
         line = self._threads.line_of(config)
+        # Before the checkpoint of a graph with delta channels, LangGraph waits for the writes.
+        has_delta = "counters_since_delta_snapshot" in metadata
+        line.is_followed = line.appending > 0 and not has_delta
         parent = get_checkpoint_id(config)
         parts: dict[str, Any] = {}
         if self.workspace is not None:
@@ -234,7 +237,7 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
             "metadata": self._codec.encode(described),
             "parent": parent,
             # Those of another branch that come later belong to that branch.
-            "parent_writes": self._threads.log(line, parent).newest() if parent else 0,
+            "parent_writes": self._threads.count_writes(line, parent) if parent else 0,
             "channels": list(checkpoint["channel_values"]),
         }
         with line.lock:
@@ -250,6 +253,7 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
             }
             saved = self._threads.append(line, checkpoint["id"], parts, options)
             line.refs[checkpoint["id"]] = saved
+            line.see_writes(checkpoint["id"], 0)
             line.values = Values(checkpoint["id"], dict(checkpoint["channel_versions"]), values)
         return line.config(checkpoint["id"])
 
@@ -271,8 +275,10 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
             index = WRITES_IDX_MAP.get(channel, index)
             write = {"channel": channel, "value": self._codec.encode_write(value)}
             record["writes"][str(index)] = write
-        with self._threads.turn:
-            self._threads.log(line, config["configurable"]["checkpoint_id"]).append(record)
+        # An error or an interrupt ends the run: no checkpoint follows.
+        is_result = not any(channel in WRITES_IDX_MAP for channel, _ in writes)
+        checkpoint_id = config["configurable"]["checkpoint_id"]
+        self._threads.append_writes(line, checkpoint_id, record, is_result=is_result)
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete all checkpoints and writes of a thread, and release its workspace.

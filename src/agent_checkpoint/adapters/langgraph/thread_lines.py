@@ -5,11 +5,10 @@ Owns the names of keys and parts, and what is known of each thread. Values stay 
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -32,6 +31,9 @@ HISTORY = "/history"
 _PAGE = 100
 _MOST_LINES = 64
 _TRIES = 1000
+_MOST_SEEN = 64
+_FOLLOWED_WITHIN = 0.05
+"""Seconds to wait for the checkpoint that follows writes, to commit both at once."""
 
 
 class Part:
@@ -86,6 +88,40 @@ class Line:
         self.head: _Head | None = None
         self.lists: dict[str, ListChannel] = {}
         self.values: Values | None = None
+        self.appending = 0
+        """How many threads append writes just now."""
+        self.is_followed = False
+        """Whether the last checkpoint was put while writes were being appended."""
+        self._seen: OrderedDict[str, int] = OrderedDict()
+        self._note_lock = threading.Lock()
+
+    def begin_append(self) -> bool:
+        """Note that writes are being appended; return whether a checkpoint followed the last."""
+        with self._note_lock:
+            self.appending += 1
+            was_followed, self.is_followed = self.is_followed, False
+        return was_followed
+
+    def end_append(self) -> None:
+        """Note that they were appended, or could not be."""
+        with self._note_lock:
+            self.appending -= 1
+
+    def see_writes(self, checkpoint_id: str, count: int) -> None:
+        """Note that the first records of a checkpoint's writes were appended or read here."""
+        with self._note_lock:
+            self._seen[checkpoint_id] = max(count, self._seen.pop(checkpoint_id, 0))
+            while len(self._seen) > _MOST_SEEN:
+                self._seen.popitem(last=False)
+
+    def seen_writes(self, checkpoint_id: str) -> int | None:
+        """Return how many records of a checkpoint's writes are known here; None if unknown."""
+        return self._seen.get(checkpoint_id)
+
+    def forget_writes(self) -> None:
+        """Discard what is known of writes."""
+        with self._note_lock:
+            self._seen.clear()
 
     def config(self, checkpoint_id: str) -> RunnableConfig:
         """Return LangGraph's name of a checkpoint."""
@@ -98,25 +134,6 @@ class Line:
         }
 
 
-class _Turns:
-    """Makes the threads of this process write one after the other.
-
-    LangGraph saves writes and checkpoints beside each other. In a local store they would poll the
-    lock between processes, which takes longer than the write.
-    """
-
-    def __init__(self) -> None:
-        self._lock, self._pid = threading.Lock(), os.getpid()
-
-    def __enter__(self) -> None:
-        if self._pid != os.getpid():  # forked, perhaps while another thread had its turn
-            self._lock, self._pid = threading.Lock(), os.getpid()
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-
 class ThreadLines:
     """The threads in one store, a line of checkpoints for each thread and namespace."""
 
@@ -125,9 +142,6 @@ class ThreadLines:
         self.prefix = prefix
         self._lines: OrderedDict[str, Line] = OrderedDict()
         self._lock = threading.Lock()
-        is_local = manager.store.backend.properties.is_local
-        self.turn: AbstractContextManager[None] = _Turns() if is_local else nullcontext()
-        """Held by a thread of this process while it writes."""
 
     def line_of(self, config: RunnableConfig) -> Line:
         """Return the line of a config."""
@@ -228,8 +242,7 @@ class ThreadLines:
                 parts["checkpoint"].state["greatest"] = greatest
             expected = head.ref if head else ""
             try:
-                with self.turn:
-                    saved = self.manager.save(line.key, parts, expected_head=expected, **options)
+                saved = self.manager.save(line.key, parts, expected_head=expected, **options)
             except ConflictError:
                 line.head = None
             else:
@@ -238,6 +251,30 @@ class ThreadLines:
         raise ConflictError(
             f"The thread {short_repr(line.thread_id)} is written too often by other processes."
         )
+
+    def append_writes(
+        self, line: Line, checkpoint_id: str, record: dict[str, Any], *, is_result: bool
+    ) -> None:
+        """Append writes of a task durably.
+
+        LangGraph puts the next checkpoint without waiting for the results of tasks, unless the
+        graph has delta channels. If it did so last time, the writes wait a little, to be committed
+        with the checkpoint.
+        """
+        wait = _FOLLOWED_WITHIN if line.begin_append() and is_result else 0
+        try:
+            seq = self.log(line, checkpoint_id).append(record, wait=wait)
+        finally:
+            line.end_append()
+        line.see_writes(checkpoint_id, seq)
+
+    def count_writes(self, line: Line, checkpoint_id: str) -> int:
+        """Return the number of the last record of writes that a child of a checkpoint may include.
+
+        Those of another process that this one has not read are not in the child.
+        """
+        known = line.seen_writes(checkpoint_id)
+        return self.log(line, checkpoint_id).newest() if known is None else known
 
     def writes(
         self, line: Line, checkpoint_id: str, until: int | None = None
@@ -250,7 +287,10 @@ class ThreadLines:
             until: the number of the last record to take; by default all.
         """
         found: dict[tuple[str, int], tuple[str, str, Any]] = {}
-        for seq, record in self.log(line, checkpoint_id).read():
+        records = self.log(line, checkpoint_id).read()
+        if until is None:
+            line.see_writes(checkpoint_id, records[-1][0] if records else 0)
+        for seq, record in records:
             if record is None or (until is not None and seq > until):
                 continue
             for place, write in record["writes"].items():
@@ -264,6 +304,7 @@ class ThreadLines:
     def delete(self, line: Line, refs: Mapping[str, str]) -> None:
         """Delete checkpoints and their records; the key, if none is left."""
         line.head, line.values = None, None
+        line.forget_writes()
         left = set(self.refs(line)) - set(refs)
         for checkpoint_id, ref in refs.items() if left else ():
             line.refs.pop(checkpoint_id, None)

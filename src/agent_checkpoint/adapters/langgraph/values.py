@@ -14,10 +14,12 @@ import ormsgpack
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from agent_checkpoint.core.log import Log
+from agent_checkpoint.core.log import Log, raw_items
 from agent_checkpoint.core.shared import Shared
 
 _OPTIONS = ormsgpack.OPT_NON_STR_KEYS
+_GROUP = 64
+"""Items that are serialized together: small enough for the cache of a processor."""
 _EXT = "ext:"
 _SERDE = "serde"
 _SHARED = 512
@@ -102,37 +104,48 @@ class ListChannel:
 
     def __init__(self, codec: ValueCodec) -> None:
         self._codec = codec
-        self._packed = b""
+        self._packed: list[bytes] = []
+        """The serialized items, in groups."""
         self.log: Log[Any] = Log()
 
     def update(self, value: list[Any]) -> Log[Any]:
         """Make the log equal to a list, and return it. Raises what the serializer raises."""
-        codec, count = self._codec, len(self.log)
-        kind, packed = codec.serde.dumps_typed(value)
-        packed = _items_of(packed) if codec.is_msgpack and kind == "msgpack" else b""
-        # Packed items are self-delimiting: an equal beginning is as many equal items.
-        if packed.startswith(self._packed) and (self._packed or not count):
-            same = count
-        else:
-            same = self._same(value)
+        codec = self._codec
+        packed = [self._pack(value[at : at + _GROUP]) for at in range(0, len(value), _GROUP)]
+        same = self._same(value, packed)
         self.log.truncate(same)
+        self._packed = []  # until the log has all items
         self.log.extend(codec.item(*codec.serde.dumps_typed(item)) for item in value[same:])
         self._packed = packed
         return self.log
 
-    def _same(self, value: list[Any]) -> int:
+    def _pack(self, items: list[Any]) -> bytes:
+        """Return the serialized items without a head; nothing if they cannot be compared so."""
+        kind, packed = self._codec.serde.dumps_typed(items)
+        if not self._codec.is_msgpack or kind != "msgpack":
+            return b""
+        # The head has the number of items.
+        return packed[{0xDC: 3, 0xDD: 5}.get(packed[0], 1) :]
+
+    def _same(self, value: list[Any], packed: list[bytes]) -> int:
         """Return how many items at the beginning are those of the log."""
+        count = len(self.log)
+        for position, known in enumerate(self._packed):
+            begin = position * _GROUP
+            # Packed items are self-delimiting: an equal beginning is as many equal items.
+            if position < len(packed) and known and packed[position].startswith(known):
+                continue
+            return begin + self._same_items(value[begin : begin + _GROUP], begin)
+        return count if self._packed else self._same_items(value, 0)
+
+    def _same_items(self, items: list[Any], begin: int) -> int:
+        """Return how many items are those of the log from a position on, one by one."""
         codec, same = self._codec, 0
-        for item, known in zip(value, self.log.to_list()):
+        for item, known in zip(items, raw_items(self.log)[begin:]):
             if codec.item(*codec.serde.dumps_typed(item)) != known:
                 break
             same += 1
         return same
-
-
-def _items_of(packed: bytes) -> bytes:
-    """Return a packed array without its head, which has the number of items."""
-    return packed[{0xDC: 3, 0xDD: 5}.get(packed[0], 1) :]
 
 
 def _unpacked(data: bytes) -> Any:
