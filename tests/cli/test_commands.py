@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTS = "".join(
     path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").rglob("test_*.py"))
 )
-WITHOUT_DATA = {"completion", "demo", "run", "ui"}
+WITHOUT_DATA = {"mcp", "completion", "demo", "run", "ui"}
 
 
 def name(listed: CommandRow) -> str:

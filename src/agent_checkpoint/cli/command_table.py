@@ -81,6 +81,7 @@ COMMANDS = (
     CommandRow("import-langgraph", "import threads of LangGraph", STORE, makes_store=True),
     CommandRow("copy", "copy keys from store to store", STORE, takes_store=False),
     CommandRow("ui", "show the timeline in a browser", MORE),
+    CommandRow("mcp", "serve the checkpoints of a directory to an agent", MORE, makes_store=True),
     CommandRow("demo", "run a demo with a scripted coding agent", MORE, takes_store=False),
     CommandRow("doctor", "check which features work on this machine", MORE, makes_store=True),
     CommandRow("completion", "print a shell completion script", MORE),

@@ -18,6 +18,7 @@ MODULES = {
     "postgres": ("psycopg",),
     "otel": ("opentelemetry",),
     "encryption": ("cryptography",),
+    "mcp": ("mcp",),
     "langgraph": ("langgraph",),
     "deepagents": ("deepagents",),
     "claude-agent-sdk": ("claude_agent_sdk",),

@@ -38,6 +38,10 @@ class StoreLocation:
         self._given = directory
         self._makes_store = makes_store
 
+    def at(self, directory: Path) -> StoreLocation:
+        """Return the same store with another directory."""
+        return StoreLocation(self._store, directory, makes_store=self._makes_store)
+
     @property
     def directory(self) -> Path:
         """The working directory. Raises InvalidInputError if it was removed."""

@@ -212,6 +212,7 @@ def _packages() -> list[_Check]:
         ("psycopg", is_installed("postgres"), "stores in PostgreSQL", "postgres"),
         ("opentelemetry", is_installed("otel"), "spans and metrics", "otel"),
         ("cryptography", is_installed("encryption"), "encrypted stores", "encryption"),
+        ("mcp", is_installed("mcp"), "the MCP server: agent-checkpoint mcp", "mcp"),
         *(
             (extra, is_installed(extra), f"the adapter for {name}", extra)
             for extra, name in _FRAMEWORKS.items()

@@ -1,0 +1,1 @@
+"""The MCP server: checkpoints of a directory as tools of an agent."""
