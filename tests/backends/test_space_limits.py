@@ -120,9 +120,11 @@ def test_what_others_delete_is_found_before_a_save_is_refused(tmp_path, kind):
 
 def test_the_store_is_not_measured_at_every_write(tmp_path, monkeypatch):
     measured = []
-    usual = limits_module._measure
+    usual = limits_module.directory_size
     monkeypatch.setattr(
-        limits_module, "_measure", lambda *where: measured.append(where) or usual(*where)
+        limits_module,
+        "directory_size",
+        lambda *where, **options: measured.append(where) or usual(*where, **options),
     )
     limits = SpaceLimits(tmp_path, min_free=0, max_bytes=1_000_000)
     for _ in range(600):
