@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import Checkpointable, CheckpointManager, Workspace
-from agent_checkpoint.workspace.scan import chunking, file_reader
+from agent_checkpoint.workspace.scan import chunking, entry_reader
 
 SECRET = "sk-very-secret-0123456789"
 
@@ -48,7 +48,7 @@ def test_the_workspace_that_holds_it_goes_and_the_rest_stays(backend: str, tmp_p
 def test_it_is_found_where_two_chunks_of_a_file_meet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_reader, "CHUNKED_FROM", 10)
+    monkeypatch.setattr(entry_reader, "CHUNKED_FROM", 10)
     monkeypatch.setattr(chunking, "is_installed", lambda: False)
     monkeypatch.setattr(chunking, "_CHUNK", 32)
     root = tmp_path / "repo"

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from agent_checkpoint.backends.os_support.own_program import own_program
 from agent_checkpoint.errors import UnsafeWorkspaceError, WorkspaceError
 from agent_checkpoint.workspace.fork.overlay_mount import (
     NAME,
@@ -52,14 +53,6 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 # Isolated mode, and the package by its path. Otherwise a file of the workspace could shadow one of
 # our modules, or another installed version could be loaded.
-_START = """
-import importlib.util, sys
-name = "agent_checkpoint"
-found = importlib.util.spec_from_file_location(name, sys.argv.pop(1))
-sys.modules[name] = importlib.util.module_from_spec(found)
-found.loader.exec_module(sys.modules[name])
-sys.exit(importlib.import_module(sys.argv.pop(1)).main())
-"""
 
 
 def enter_private_view(lower: Path, upper: Path, work: Path, at: Path, *, name: str = VIEW) -> None:
@@ -127,15 +120,6 @@ def view_command(
     """
     places = [os.path.abspath(path) for path in (lower, upper, work, at)]
     return [*own_program(__name__), *places, name, str(ends_with), "--", *command]
-
-
-def own_program(module: str) -> list[str]:
-    """Return the command line that runs `main` of a module of this installed package.
-
-    The program does not import modules from the current directory.
-    """
-    package = Path(__file__).resolve().parents[2] / "__init__.py"
-    return [sys.executable, "-I", "-c", _START, str(package), module]
 
 
 def is_in_view(name: str, process: str = "self") -> bool:

@@ -32,7 +32,8 @@ class BackgroundWriter:
             StorageError: the medium failed.
         """
         self._writer = writer
-        self._compression = writer.compression()
+        self.compression = writer.compression()
+        """The compression of the stored objects."""
         self._batches: Queue[Mapping[str, bytes | PlainObject] | None] = Queue(_QUEUED_BATCHES)
         self._error: BaseException | None = None
         self._is_dropped = False
@@ -51,13 +52,19 @@ class BackgroundWriter:
         missing = self._writer.missing_from_store(objects)
         self._batches.put(
             {
-                name: packed.stored(self._compression)
+                name: packed.stored(self.compression)
                 if packed.size < _COMPRESSED_IN_THREAD_FROM
                 else packed
                 for name, packed in objects.items()
                 if name in missing
             }
         )
+
+    def store_packed(self, objects: Mapping[str, bytes]) -> None:
+        """Queue objects in stored form that the store lacks. Raises the same errors as `store`."""
+        self._check()
+        missing = self._writer.missing_from_store(objects)
+        self._batches.put({name: objects[name] for name in objects if name in missing})
 
     def finish(self) -> None:
         """Wait until all batches are stored. Raises the same errors as `store`."""
@@ -86,7 +93,7 @@ class BackgroundWriter:
             try:
                 self._writer.put_early(
                     {
-                        name: each if isinstance(each, bytes) else each.stored(self._compression)
+                        name: each if isinstance(each, bytes) else each.stored(self.compression)
                         for name, each in batch.items()
                     }
                 )

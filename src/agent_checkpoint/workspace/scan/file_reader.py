@@ -7,81 +7,54 @@ continues.
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from threading import Lock
+from typing import TYPE_CHECKING
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
-from agent_checkpoint.store.objects.object_format import BLOB, PlainObject, TerminalRef, make_object
+from agent_checkpoint.store.objects.object_format import PlainObject
 from agent_checkpoint.store.objects.writer import Writer
-from agent_checkpoint.workspace.safe_open import (
-    EntryChanged,
-    OpenFile,
-    read_stable,
-    read_whole,
-    reliable_signature,
-)
-from agent_checkpoint.workspace.scan.chunking import CHUNKED_FROM, cut
+from agent_checkpoint.workspace.scan.entry_reader import EntryReader, ReadRequest, ReadResult
 from agent_checkpoint.workspace.scan.snapshot_limit import SnapshotLimit
-from agent_checkpoint.workspace.tree.dir_state import READ_AGAIN, SETUID, TORN, UNREADABLE, Note
-from agent_checkpoint.workspace.tree.tree_format import (
-    FILE,
-    LINK,
-    MODE_BITS,
-    Chunks,
-    ContentHash,
-    Item,
-    put_chunks,
-)
 
 if TYPE_CHECKING:
     from agent_checkpoint.workspace.scan.background_writer import BackgroundWriter
+    from agent_checkpoint.workspace.scan.read_pool import ReadPool
 
-_STRIDE = 256
+_STRIDE = 64
 _BATCH_FILES = 1024
 _BATCH_BYTES = 8 << 20
-
-
-class ReadResult(NamedTuple):
-    """The result of reading an entry: its item, or a note with the reason why there is none.
-
-    If both are None, the entry was removed or, if `is_changing`, replaced by an entry of another
-    type.
-    """
-
-    item: Item | None
-    signature: bytes = READ_AGAIN
-    note: Note | None = None
-    is_changing: bool = False
-
-
-class ReadRequest(NamedTuple):
-    """A file or link to read."""
-
-    name: bytes
-    size: int
-    is_link: bool
+PARALLEL_FROM_FILES = 1000
+PARALLEL_FROM_BYTES = 32 << 20
+"""A scan that has read this many files or bytes starts reader processes."""
 
 
 class FileReader:
     """Reads files below a root and passes their objects to a writer in batches."""
 
-    def __init__(self, writer: Writer, limit: SnapshotLimit, *, ahead: bool) -> None:
+    def __init__(self, root: int, writer: Writer, limit: SnapshotLimit, *, ahead: bool) -> None:
         """Start with an empty batch.
 
         Args:
+            root: the descriptor of the root directory.
             writer: receives the objects.
             limit: counts the bytes about to be read; may raise WorkspaceError.
             ahead: whether to store the first batch immediately, because a checkpoint may not
                 follow.
         """
+        self._root = root
         self._ahead = ahead
         self._writer = writer
         self._limit = limit
+        self._entries = EntryReader(self._add, writer.put)
         self._objects: dict[str, PlainObject] = {}
         self._size = 0
+        self._packed: dict[str, bytes] = {}
+        self._packed_size = 0
+        self._packed_lock = Lock()
         self._background: BackgroundWriter | None = None
+        self._pool: ReadPool | None = None
+        self._wants_pool = True
         self.count = 0
         """The number of files read."""
 
@@ -98,20 +71,31 @@ class FileReader:
             fd: the directory.
             directory: its path.
             requests: the files and links.
-            results: receives the results by name.
+            results: receives the results by name, at the latest in `settle`.
 
         Raises:
-            WorkspaceError: the limit of bytes is exceeded.
+            WorkspaceError: the limit of bytes is exceeded, or a reader process has died.
             StorageError: the store failed.
         """
         for start in range(0, len(requests), _STRIDE):
             some = requests[start : start + _STRIDE]
             self._limit.count(directory, len(some), sum([each.size for each in some]))
             self.count += len(some)
+            if self._wants_pool and (
+                self.count >= PARALLEL_FROM_FILES or self._limit.bytes >= PARALLEL_FROM_BYTES
+            ):
+                self._start_pool()
+            if self._pool is not None:
+                some = self._pool.take(directory, some, results)
             for each in some:
-                results[each.name] = self._read_one(fd, each)
+                results[each.name] = self._entries.read(fd, each)
             if len(self._objects) >= _BATCH_FILES:
                 self._hand_over()
+
+    def settle(self) -> None:
+        """Wait for all results. Raises the same errors as `read`."""
+        if self._pool is not None:
+            self._pool.settle()
 
     def finish(self) -> None:
         """Store all batches, except a first batch that is committed with the checkpoint.
@@ -119,6 +103,7 @@ class FileReader:
         Raises StorageError.
         """
         self._limit.report()
+        self._end_pool()
         if self._background is None and not self._ahead:
             self._writer.adopt(self._objects)
             self._objects, self._size = {}, 0
@@ -126,6 +111,7 @@ class FileReader:
         if self._objects:
             self._hand_over()
         if self._background is not None:
+            self._background.store_packed(self._packed)
             self._background.finish()
             self._background = None
 
@@ -133,6 +119,7 @@ class FileReader:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._end_pool()  # first: it may wait for the background thread
         if self._background is not None:
             self._background.drop()
 
@@ -143,6 +130,10 @@ class FileReader:
             self._hand_over()
 
     def _hand_over(self) -> None:
+        objects, self._objects, self._size = self._objects, {}, 0
+        self._writer_thread().store(objects)
+
+    def _writer_thread(self) -> BackgroundWriter:
         if self._background is None:
             with block_forks():
                 from agent_checkpoint.workspace.scan.background_writer import (
@@ -150,66 +141,27 @@ class FileReader:
                 )
 
             self._background = BackgroundWriter(self._writer)
-        objects, self._objects, self._size = self._objects, {}, 0
-        self._background.store(objects)
+        return self._background
 
-    def _read_one(self, directory: int, request: ReadRequest) -> ReadResult:
-        try:
-            if request.is_link:
-                return _read_link(directory, request.name)
-            if request.size > CHUNKED_FROM:
-                return self._read_large(directory, request.name)
-            return self._read_small(directory, request.name)
-        except FileNotFoundError:
-            return ReadResult(None)
-        except EntryChanged:
-            return ReadResult(None, is_changing=True)
-        except OSError as error:
-            return ReadResult(None, note=Note(UNREADABLE, error.strerror or type(error).__name__))
+    def _start_pool(self) -> None:
+        with block_forks():
+            from agent_checkpoint.workspace.scan.read_pool import ReadPool  # slow, seldom needed
 
-    def _read_small(self, directory: int, name: bytes) -> ReadResult:
-        data, stat, signature, is_stable = read_whole(directory, name)
-        if len(data) > CHUNKED_FROM:  # it grew
-            return self._read_large(directory, name)
-        content, packed = make_object(BLOB, data)
-        self._add(content, packed)
-        item = Item(name, FILE, stat.st_mode & MODE_BITS, len(data), content, content)
-        return ReadResult(item, signature, _note(stat, is_stable=is_stable))
+        self._wants_pool = False
+        background = self._writer_thread()
+        self._pool = ReadPool.start(self._root, background.compression, self._receive)
 
-    def _read_large(self, directory: int, name: bytes) -> ReadResult:
-        chunks, stat, signature, is_stable = read_stable(directory, name, self._read_chunks)
-        ref = put_chunks(chunks, self._writer.put)
-        item = Item(name, FILE, stat.st_mode & MODE_BITS, chunks.size, chunks.id, ref)
-        return ReadResult(item, signature, _note(stat, is_stable=is_stable))
+    def _end_pool(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
-    def _read_chunks(self, file: OpenFile) -> tuple[Chunks, int, str]:
-        digest, size, names = ContentHash(), 0, []
-        for chunk in cut(file.fd):
-            digest.add(chunk)
-            size += len(chunk)
-            piece, packed = make_object(BLOB, chunk)
-            names.append(TerminalRef(piece))
-            # Only a few chunks are in memory at a time, however large the file is.
-            self._add(piece, packed)
-            if size > file.stat.st_size:  # it may grow faster than it is read
-                break
-        return Chunks(size, digest.id(), tuple(names)), size, digest.id()
-
-
-def _read_link(directory: int, name: bytes) -> ReadResult:
-    now = time.time_ns()
-    stat = os.stat(name, dir_fd=directory, follow_symlinks=False)
-    try:
-        target = os.readlink(name, dir_fd=directory)
-    except OSError as error:
-        raise EntryChanged from error
-    item = Item(name, LINK, MODE_BITS, len(target), target=target)
-    return ReadResult(item, reliable_signature(stat, now))
-
-
-def _note(stat: os.stat_result, *, is_stable: bool) -> Note | None:
-    if not is_stable:
-        return Note(TORN, "it changed each time while it was read")
-    if stat.st_mode & 0o7000:
-        return Note(SETUID, "its setuid, setgid or sticky bit is not kept")
-    return None
+    def _receive(self, objects: Mapping[str, bytes]) -> None:
+        """Store objects of a reader process; called by threads of the pool."""
+        with self._packed_lock:
+            self._packed.update(objects)
+            self._packed_size += sum(map(len, objects.values()))
+            if len(self._packed) < _BATCH_FILES and self._packed_size < _BATCH_BYTES:
+                return
+            batch, self._packed, self._packed_size = self._packed, {}, 0
+        self._writer_thread().store_packed(batch)

@@ -141,7 +141,7 @@ class Scanner:
         if events is None and not full and known is not None and changed is not None:
             events = ChangedPaths({path: set(names) for path, names in changed.items()}, set())
         self._limit.begin(is_limited=changed is None)
-        with collection_paused(), FileReader(writer, self._limit, ahead=ahead) as reader:
+        with collection_paused(), FileReader(root, writer, self._limit, ahead=ahead) as reader:
             state = None
             try:
                 if known is not None and events is not None:

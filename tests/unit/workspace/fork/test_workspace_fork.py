@@ -14,7 +14,7 @@ from agent_checkpoint import CheckpointManager, UnsafeWorkspaceError, Workspace,
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.store.objects.references import ObjectRef
 from agent_checkpoint.workspace.fork.drivers import best_driver
-from agent_checkpoint.workspace.scan import file_reader
+from agent_checkpoint.workspace.scan import entry_reader
 from tests.unit.workspace.disk import describe
 
 
@@ -148,13 +148,13 @@ class TestSnapshots:
     ) -> None:
         with workspace.hold(), workspace.fork(tmp_path / "try", driver=driver) as fork:
             read: list[bytes] = []
-            whole = file_reader.read_whole
+            whole = entry_reader.read_whole
 
             def counting(directory: int, name: bytes) -> object:
                 read.append(name)
                 return whole(directory, name)
 
-            monkeypatch.setattr(file_reader, "read_whole", counting)
+            monkeypatch.setattr(entry_reader, "read_whole", counting)
             (fork.path / "src" / "app.py").write_text("other")
             fork.snapshot()
         assert read.count(b"app.py") >= 1

@@ -22,7 +22,7 @@ from agent_checkpoint import (
 from agent_checkpoint.workspace.restore import apply as module
 from agent_checkpoint.workspace.restore import atomic_rename
 from agent_checkpoint.workspace.restore.apply import PlanExecutor
-from agent_checkpoint.workspace.scan import file_reader
+from agent_checkpoint.workspace.scan import entry_reader
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from tests.unit.workspace.disk import File, Folder, Link, clear, describe, make
 from tests.unit.workspace.nobody import as_nobody, place_of_nobody
@@ -394,7 +394,7 @@ def test_who_has_no_more_files_to_open_leaves_the_finishing_to_the_next(
         patch.setattr(atomic_rename, "_rename", stop)
         ws.restore(tree)
     with monkeypatch.context() as patch, pytest.raises(WorkspaceError, match="again retries it"):
-        patch.setattr(file_reader, "read_whole", no_more_files)
+        patch.setattr(entry_reader, "read_whole", no_more_files)
         Workspace(ws.path, manager.store)
     with Workspace(ws.path, manager.store) as again:
         assert again.recovered is not None

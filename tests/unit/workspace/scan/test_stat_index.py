@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from agent_checkpoint import CheckpointManager, Workspace
 from agent_checkpoint.workspace.safe_open import reliable_signature
-from agent_checkpoint.workspace.scan import file_reader
+from agent_checkpoint.workspace.scan import entry_reader
 from agent_checkpoint.workspace.scan.stat_index import read_index, write_index
 from agent_checkpoint.workspace.tree.dir_state import (
     READ_AGAIN,
@@ -53,13 +53,13 @@ def manager(tmp_path: Path) -> Iterator[CheckpointManager]:
 def reads(monkeypatch: pytest.MonkeyPatch) -> "list[bytes]":
     """The names of the files that are read."""
     names: list[bytes] = []
-    read = file_reader.read_whole
+    read = entry_reader.read_whole
 
     def counted(directory: int, name: bytes) -> Any:
         names.append(name)
         return read(directory, name)
 
-    monkeypatch.setattr(file_reader, "read_whole", counted)
+    monkeypatch.setattr(entry_reader, "read_whole", counted)
     return names
 
 
@@ -131,9 +131,9 @@ def test_another_process_reads_only_what_changed(
     script = (
         "import sys\n"
         "from agent_checkpoint import CheckpointManager, Workspace\n"
-        "from agent_checkpoint.workspace.scan import file_reader\n"
-        "read, names = file_reader.read_whole, []\n"
-        "file_reader.read_whole = lambda fd, name: (names.append(name), read(fd, name))[1]\n"
+        "from agent_checkpoint.workspace.scan import entry_reader\n"
+        "read, names = entry_reader.read_whole, []\n"
+        "entry_reader.read_whole = lambda fd, name: (names.append(name), read(fd, name))[1]\n"
         "manager = CheckpointManager(backend='sqlite', path=sys.argv[2])\n"
         "print(Workspace(sys.argv[1], manager.store).snapshot().id, len(names))\n"
     )

@@ -10,7 +10,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Workspace, WorkspaceError
 from agent_checkpoint.errors import StorageError
-from agent_checkpoint.workspace.scan import file_reader, scanner
+from agent_checkpoint.workspace.scan import entry_reader, scanner
 from agent_checkpoint.workspace.scan.scan_cache import ScanCache
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import EncodedDirectory, Item
@@ -198,7 +198,7 @@ def test_an_interrupted_scan_loses_no_change(
         if at == "handing over":
             patch.setattr(ScanCache, "_put_again", fail)
         else:
-            patch.setattr(file_reader, "read_whole", fail)
+            patch.setattr(entry_reader, "read_whole", fail)
         ws.snapshot()
     assert sees_everything(ws)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent_checkpoint import CheckpointManager, IntegrityError, Workspace
 from agent_checkpoint.store.objects.object_format import TerminalRef
-from agent_checkpoint.workspace.scan import chunking, file_reader
+from agent_checkpoint.workspace.scan import chunking, entry_reader
 from agent_checkpoint.workspace.tree.tree_format import (
     Chunks,
     ContentHash,
@@ -157,7 +157,7 @@ def test_a_tree_has_the_same_id_however_its_files_are_cut(
     for name in ("one", "two"):
         (root / name).write_bytes(random.Random(name).randbytes(20_000))
     plain = Workspace(root, CheckpointManager().store, watch=False).snapshot()
-    monkeypatch.setattr(file_reader, "CHUNKED_FROM", 100)
+    monkeypatch.setattr(entry_reader, "CHUNKED_FROM", 100)
     monkeypatch.setattr(chunking, "_CHUNK", size)
     monkeypatch.setattr(chunking, "is_installed", lambda: False)
     store = CheckpointManager().store

@@ -1,0 +1,69 @@
+"""A reader process of a scan: reads, hashes and compresses files. Writes no file and no store.
+
+Requests come from stdin, answers go to stdout; the process ends with its input.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from agent_checkpoint.options import Compression
+from agent_checkpoint.store.objects import compression as codecs
+from agent_checkpoint.store.objects.object_format import PlainObject
+from agent_checkpoint.workspace.safe_open import DirectoryOpener, EntryChanged
+from agent_checkpoint.workspace.scan.entry_reader import EntryReader, ReadResult
+from agent_checkpoint.workspace.scan.read_messages import (
+    READY,
+    DirectoryRequest,
+    decode_request,
+    encode_answer,
+    read_message,
+    write_message,
+)
+
+_NO_ZSTD = 3
+
+
+def main() -> int:
+    """Serve requests for files below the open directory `argv[1]`. Returns the exit status."""
+    root = int(sys.argv[1])
+    compression: Compression = "zstd" if sys.argv[2] == "zstd" else "zlib"
+    if compression == "zstd" and codecs.zstd is None:
+        return _NO_ZSTD  # it would pack other bytes
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    write_message(answers, None, READY)
+    while (message := read_message(requests)) is not None:
+        head, _ = message
+        write_message(answers, *_answer(root, decode_request(head), compression))
+    return 0
+
+
+def _answer(
+    root: int, request: Sequence[DirectoryRequest], compression: Compression
+) -> tuple[object, bytes]:
+    objects: dict[str, bytes] = {}
+
+    def add(name: str, packed: PlainObject) -> None:
+        if name not in objects:
+            objects[name] = packed.stored(compression)
+
+    def put(kind: bytes, payload: bytes, refs: Sequence[str]) -> str:
+        raise EntryChanged  # it has become large: the scan reads it again
+
+    reader = EntryReader(add, put)
+    results: list[ReadResult] = []
+    with DirectoryOpener(os.dup(root)) as opener:
+        for path, files in request:
+            try:
+                directory = opener.open(path)
+            except OSError:  # it was moved, removed or replaced since it was listed
+                results += [ReadResult(None, is_changing=True)] * len(files)
+                continue
+            results += [reader.read(directory, each) for each in files]
+    return encode_answer(results, objects)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

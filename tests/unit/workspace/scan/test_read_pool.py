@@ -1,0 +1,184 @@
+"""Reader processes: the same tree and objects as without them, and none that dies unnoticed."""
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_checkpoint import CheckpointManager, Workspace, WorkspaceError
+from agent_checkpoint.backends.memory import MemoryBackend
+from agent_checkpoint.store.store import Store
+from agent_checkpoint.workspace.scan import file_reader, read_pool
+from agent_checkpoint.workspace.scan.entry_reader import ReadRequest, ReadResult
+from agent_checkpoint.workspace.scan.read_messages import (
+    DirectoryRequest,
+    decode_answer,
+    decode_request,
+    encode_answer,
+    encode_request,
+)
+from agent_checkpoint.workspace.tree.dir_state import Note
+from agent_checkpoint.workspace.tree.snapshot import Tree
+from agent_checkpoint.workspace.tree.tree_format import FILE, LINK, Item
+
+
+@pytest.fixture
+def parallel(monkeypatch: pytest.MonkeyPatch) -> "Iterator[list[read_pool.ReadPool]]":
+    """Every scan has two reader processes from its first file on, and waits for them."""
+    pools: list[read_pool.ReadPool] = []
+    real = read_pool.ReadPool.start
+
+    def start(*args: Any) -> "read_pool.ReadPool | None":
+        pool = real(*args)
+        if pool is not None:
+            pools.append(pool)
+            with pool._changed:
+                pool._changed.wait_for(lambda: all(each.is_ready for each in pool._workers), 60)
+        return pool
+
+    monkeypatch.setattr(read_pool.ReadPool, "start", start)
+    monkeypatch.setattr(read_pool, "usable_cores", lambda: 3)
+    monkeypatch.setattr(file_reader, "PARALLEL_FROM_FILES", 1)
+    yield pools
+    for pool in pools:
+        assert all(each.process.returncode is not None for each in pool._workers), "left behind"
+
+
+def fill(root: Path, seed: int, files: int = 300) -> None:
+    chance = random.Random(seed)
+    folders = [root]
+    for number in range(files):
+        if chance.random() < 0.2:
+            folder = chance.choice(folders) / f"d{number}"
+            folder.mkdir()
+            folders.append(folder)
+        path = Path(os.fsdecode(bytes(chance.choice(folders)) + b"/\xff%d" % number))
+        size = chance.choice([0, 1, 100, 5000, 200_000, 1_200_000 if chance.random() < 0.2 else 3])
+        if chance.random() < 0.1:
+            path.symlink_to("to\nnowhere")
+        elif chance.random() < 0.1 and number:
+            os.link(next(p for p in root.iterdir() if p.is_file()), path) if any(
+                p.is_file() for p in root.iterdir()
+            ) else path.write_bytes(b"x")
+        else:
+            path.write_bytes(chance.randbytes(size // 2) + b"a" * (size - size // 2))
+            path.chmod(chance.choice([0o644, 0o755, 0o4755]))
+    os.mkfifo(root / "fifo")
+
+
+def snapshot(root: Path) -> "tuple[Tree, dict[str, bytes]]":
+    backend = MemoryBackend()
+    with Workspace(root, Store(backend), watch=False) as workspace:
+        tree = workspace.snapshot()
+    names = [info.id for info in backend.list_objects()]
+    return tree, backend.get_objects(names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_tree_and_objects_are_those_of_one_process(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    fill(tmp_path, seed)
+    alone, objects = snapshot(tmp_path)
+    pools = request.getfixturevalue("parallel")
+    together, same = snapshot(tmp_path)
+    assert len(pools) == 1
+    assert (together.root, together.files, together.bytes, together.notes) == (
+        alone.root,
+        alone.files,
+        alone.bytes,
+        alone.notes,
+    )
+    assert same == objects
+
+
+@pytest.mark.slow
+def test_a_killed_reader_fails_the_snapshot(
+    tmp_path: Path, parallel: "list[read_pool.ReadPool]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    fill(root, 1)
+    take = read_pool.ReadPool.take
+    killed: list[int] = []
+
+    def kill_first(self: read_pool.ReadPool, *args: Any) -> Any:
+        if not killed:
+            killed.append(self._workers[0].process.pid)
+            for each in self._workers:
+                os.kill(each.process.pid, signal.SIGSTOP)  # it has work when it is killed
+        rest = take(self, *args)
+        if len(self._workers[0].sent) == 1:
+            os.kill(killed[0], signal.SIGKILL)
+        return rest
+
+    monkeypatch.setattr(read_pool.ReadPool, "take", kill_first)
+    manager = CheckpointManager(tmp_path / "store")
+    with Workspace(root, manager.store, watch=False) as workspace:
+        with pytest.raises(WorkspaceError, match=r"ended unexpectedly \(status -9\)"):
+            workspace.snapshot()
+        assert manager.list_keys() == []
+        monkeypatch.setattr(read_pool.ReadPool, "take", take)
+        assert workspace.snapshot().id == snapshot(root)[0].id
+
+
+@pytest.mark.slow
+def test_the_limit_counts_the_files_of_all_readers(
+    tmp_path: Path, parallel: "list[read_pool.ReadPool]"
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    for number in range(200):
+        (root / f"{number}").write_bytes(bytes(1000))
+    with (
+        Workspace(root, tmp_path / "store", watch=False, limit=150_000) as workspace,
+        pytest.raises(WorkspaceError, match="Snapshot limit exceeded"),
+    ):
+        workspace.snapshot()
+
+
+@pytest.mark.slow
+def test_a_directory_that_is_moved_meanwhile_is_scanned_again(
+    tmp_path: Path, parallel: "list[read_pool.ReadPool]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "before").mkdir()
+    for number in range(10):
+        (tmp_path / "before" / f"{number}").write_text(f"{number}")
+    settle = read_pool.ReadPool.settle
+
+    def move(self: read_pool.ReadPool) -> None:
+        if (tmp_path / "before").exists():  # listed, and not read yet
+            (tmp_path / "before").rename(tmp_path / "after")
+        settle(self)
+
+    monkeypatch.setattr(read_pool.ReadPool, "settle", move)
+    with Workspace(tmp_path, CheckpointManager().store, watch=False) as workspace:
+        workspace.snapshot()
+        assert workspace.snapshot().id == snapshot(tmp_path)[0].id
+        assert not workspace.losses
+
+
+def test_without_a_second_core_there_are_no_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_pool, "usable_cores", lambda: 1)
+    assert read_pool.ReadPool.start(0, "zlib", lambda objects: None) is None
+
+
+def test_messages_are_read_back() -> None:
+    request = [
+        DirectoryRequest(b"", [ReadRequest(b"\xff\n", 3, is_link=False)]),
+        DirectoryRequest(b"a/\xfe", [ReadRequest(b"l", 4, is_link=True)]),
+    ]
+    assert decode_request(encode_request(request)) == request
+    results = [
+        ReadResult(
+            Item(b"\xff\n", FILE, 0o644, 3, "ab" * 32, "ab" * 32), b"s" * 36, Note("torn", "x")
+        ),
+        ReadResult(Item(b"l", LINK, 0o777, 4, target=b"\xff\xfe"), is_changing=True),
+    ]
+    objects = {"ab" * 32: b"rabc", "cd" * 32: b""}
+    assert decode_answer(request, *encode_answer(results, objects)) == (results, objects)
