@@ -79,7 +79,7 @@ def test_an_export_is_masked(leaking: Path) -> None:
     done = run("export", "leak", "a.ckpt", at=leaking)
     assert done.status == 0, done.err
     told = " ".join(done.out.split())
-    assert " ledger records; --no-mask keeps them." in told
+    assert " records; --no-mask keeps them." in told
     assert "Masked " in told
     assert "1 file contains secrets and is written unchanged." in told
     data = run("export", "leak", "a.ckpt", "--yes", "--json", at=leaking).data

@@ -9,7 +9,7 @@ from agent_checkpoint.records import Entry
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.store.ledger.lineage import lineage_of
-from agent_checkpoint.store.record_stream import RecordStream, record_log_stream, record_logs
+from agent_checkpoint.store.record_stream import LogStream, record_logs
 from agent_checkpoint.store.store import Store, key_not_found
 
 _SESSION = "session"
@@ -42,7 +42,7 @@ def delete_key(store: Store, key: str) -> None:
     store.remove(key, seqs)
     for owner, name in list(record_logs(store, key)):
         if owner == key:
-            RecordStream(store, record_log_stream(owner, name)).clear()
+            LogStream(store, owner, name).clear()
 
 
 def _fence_session(store: Store, key: str, newest: Entry) -> None:

@@ -8,7 +8,8 @@ from agent_checkpoint.core.codec.redacted_tree import redact_tree
 from agent_checkpoint.core.codec.save_policy import SavePolicy
 from agent_checkpoint.core.path_errors import as_state_error
 from agent_checkpoint.core.state_codec import decode_part, encode_state
-from agent_checkpoint.store.record_stream import RecordStream, record_log_stream
+from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.store.record_stream import LogStream
 from agent_checkpoint.store.store import Store
 
 _PART = "record"
@@ -21,18 +22,21 @@ class RecordLog:
     """
 
     def __init__(self, store: Store, key: str, name: str, policy: SavePolicy) -> None:
-        self._stream = RecordStream(store, record_log_stream(key, name))
+        self._stream = LogStream(store, key, name)
         self._policy = policy
 
-    def append(self, value: Any, *, wait: float = 0) -> int:
+    def append(self, value: Any, *, number: int | None = None, wait: float = 0) -> int:
         """Append a value durably; return its number, from 1. It is encoded as in a state.
 
         Args:
             value: the value.
+            number: the number of the record that this one is a copy of, greater than those here.
             wait: seconds to wait for another thread of this process that saves or appends: the
                 store then commits both at once, if it can.
 
         Raises:
+            InvalidInputError: the number is not greater.
+            ConflictError: another process appended to a log of copies.
             StateError: the value cannot be captured.
             StorageError: the medium failed; the record is not confirmed.
         """
@@ -41,7 +45,13 @@ class RecordLog:
         if policy.redactor is not None:
             with as_state_error(_PART):
                 tree, _ = redact_tree(tree, policy.redactor)
-        return self._stream.append({}, {_PART: tree}, after=None, wait=wait)[0]
+        if number is None:
+            return self._stream.append({}, {_PART: tree}, after=None, wait=wait)[0]
+        newest = self._stream.newest()
+        if number <= self._stream.newest_number():
+            raise InvalidInputError(f"The log already has a record with a number above {number}.")
+        self._stream.append_copy(number, {_PART: tree}, after=newest)
+        return number
 
     def read(self, after: int = 0) -> list[tuple[int, Any]]:
         """Return the records with numbers above `after`, in order: number and value of each.
@@ -52,17 +62,20 @@ class RecordLog:
             StorageError: the medium failed.
         """
         found = []
-        for seq, record in self._stream.read(after):
+        for number, record in self._stream.read_numbered(after):
             parts = record["parts"]
             if _PART not in parts:  # a number that a copy used up
                 continue
             decoded = decode_part(parts[_PART], _PART, reader=self._stream.reader(parts))
-            found.append((seq, decoded.value["value"]))
+            found.append((number, decoded.value["value"]))
         return found
 
     def newest(self) -> int:
-        """Return the number of the newest record, 0 if there is none. Raises StorageError."""
-        return self._stream.newest()
+        """Return the number of the newest record, 0 if there is none.
+
+        Raises IntegrityError, StorageError.
+        """
+        return self._stream.newest_number()
 
     def clear(self) -> None:
         """Remove all records; their numbers are not used again. Raises StorageError."""

@@ -7,10 +7,11 @@ follows the references in their `parts`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, unquote
 
-from agent_checkpoint.errors import IntegrityError
+from agent_checkpoint.errors import UNUSABLE, IntegrityError
 from agent_checkpoint.records import JsonValue, check_stream, short_repr
 from agent_checkpoint.store.canonical_json import read_json
 from agent_checkpoint.store.checkpoint_entries import open_entry, seal_entry
@@ -21,6 +22,8 @@ from agent_checkpoint.store.sealed_streams import read_entries
 from agent_checkpoint.store.store import Encoded, Store
 
 _PAGE = 1000
+_NUMBER = "number"
+_TOKEN = "token"  # noqa: S105 - a member of a record, not a secret
 RECORD_LOGS = "meta/records/"
 """Prefix of the streams of record logs, which belong to a key: `meta/records/<key>/<name>`."""
 
@@ -135,3 +138,74 @@ class RecordStream:
         reader = Reader(self.store.backend, states=[parts])
         reader.fetch(parts.values())
         return reader
+
+
+class LogStream(RecordStream):
+    """The stream of a record log. A copied record keeps its number, which is at most its entry's.
+
+    So numbers rise and stay unique, also if the log was cleared and its entries count from there.
+    """
+
+    def __init__(self, store: Store, key: str, log: str) -> None:
+        super().__init__(store, record_log_stream(key, log))
+
+    def number(self, seq: int, record: Mapping[str, Any]) -> int:
+        """Return the number of the record in an entry. Raises IntegrityError."""
+        number = record.get(_NUMBER, seq)
+        if type(number) is not int or not 0 < number <= seq:
+            raise IntegrityError(f"Record {seq} of {short_repr(self.name)} has a wrong number.")
+        return number
+
+    def read_numbered(self, after: int = 0) -> list[tuple[int, dict[str, Any]]]:
+        """Return the records with numbers above `after`, without those of an unfinished import.
+
+        Raises the same errors as `read`.
+        """
+        found = self.read(after)
+        hidden: set[Any] = set()
+        if any(_TOKEN in record for _, record in found):
+            hidden = {item.token for item in self.store.imports()}
+        numbered = [
+            (self.number(seq, record), record)
+            for seq, record in found
+            if record.get(_TOKEN) not in hidden
+        ]
+        return [(number, record) for number, record in numbered if number > after]
+
+    def newest_number(self) -> int:
+        """Return the number of the newest record, 0 if there is none.
+
+        Raises IntegrityError, StorageError.
+        """
+        entries = self.store.backend.read(self.name, limit=1, newest_first=True)
+        if not entries or f'"{_NUMBER}"'.encode() not in entries[0].data:
+            return entries[0].seq if entries else 0
+        found = self.read(entries[0].seq - 1)
+        return self.number(*found[-1]) if found else 0
+
+    def append_copy(
+        self, number: int, parts: Mapping[str, Any], *, after: int, token: str | None = None
+    ) -> int:
+        """Append a copy of a record; return the number of its entry.
+
+        Args:
+            number: the number of the record.
+            parts: its parts.
+            after: the expected number of the newest entry.
+            token: that of the import, which `remove_imported` takes.
+
+        Raises the same errors as `append`.
+        """
+        members: dict[str, JsonValue] = {} if token is None else {_TOKEN: token}
+        while after < number - 1:  # the number of a removed record gets an empty one
+            after, _ = self.append(members, {}, after=after)
+        return self.append({**members, _NUMBER: number}, parts, after=after)[0]
+
+    def remove_imported(self, token: str) -> None:
+        """Remove the records of an import. Raises StorageError."""
+        removed = []
+        for entry in read_entries(self.store.backend, self.name):
+            with suppress(*UNUSABLE):
+                if open_entry(entry.data, self.name).get(_TOKEN) == token:
+                    removed.append(entry.seq)
+        self.store.backend.remove(self.name, removed)

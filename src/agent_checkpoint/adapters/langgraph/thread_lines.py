@@ -333,10 +333,8 @@ class ThreadLines:
             if key != source.key:
                 continue
             log = self.manager.records(target.key, name)
-            for seq, record in self.manager.records(key, name).read():
-                while log.newest() < seq - 1:  # checkpoints refer to records by number
-                    log.append(None)
-                log.append(record)
+            for number, record in self.manager.records(key, name).read():
+                log.append(record, number=number)  # checkpoints refer to records by number
         new_refs: dict[str, str] = {}
         store = self.manager.store
         for found in reversed(list(store.newest_first(source.key))):

@@ -63,7 +63,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         if report.masked:
             where = format_count(report.masked_checkpoints, "checkpoint")
             if report.masked_records:
-                where += f" and {format_count(report.masked_records, 'ledger record')}"
+                where += f" and {format_count(report.masked_records, 'record')}"
             values = format_count(report.masked, "value")
             out.line(f"Masked {values} in {where}; --no-mask keeps them.", style="yellow")
         if report.files_with_secrets:

@@ -5,6 +5,7 @@
     o   an object: its id (32 bytes) and its stored form, compressed with zlib or uncompressed
     c   a checkpoint: its number (varint) and its entry, after all objects that it references
     l   a record of the ledger of the key's session, after all objects that it references
+    r   a record of a record log of the key, after all objects that it references
     z   SHA-256 of all bytes before this frame; the last frame
 
 The whole file is verified before anything is imported. Reading an archive never runs code from it.
@@ -33,8 +34,10 @@ from agent_checkpoint.store.archive.archive_mask import (
     MaskTree,
     is_file_with_secret,
     masked_checkpoint,
+    masked_log_parts,
     masked_record,
 )
+from agent_checkpoint.store.archive.record_copy import LogRecord, read_log_frame, read_logs
 from agent_checkpoint.store.canonical_json import read_json, write_json
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint, seal_entry, write_checkpoint
 from agent_checkpoint.store.ledger.ledger_archive import (
@@ -65,7 +68,7 @@ from agent_checkpoint.store.store import Store, key_not_found
 MAGIC = b"agent-checkpoint archive "
 ARCHIVE_FORMAT = 1
 
-HEADER, OBJECT, CHECKPOINT, LEDGER, END = b"h", b"o", b"c", b"l", b"z"
+HEADER, OBJECT, CHECKPOINT, LEDGER, RECORD, END = b"h", b"o", b"c", b"l", b"r", b"z"
 
 _TRIES = 5
 _MAX_FRAME = MAX_OBJECT + 4096
@@ -89,7 +92,7 @@ class ExportReport:
     """How many secrets were masked; one in several checkpoints counts in each."""
     masked_checkpoints: int = 0
     masked_records: int = 0
-    """How many records of the ledger had secrets."""
+    """How many records of the ledger and of record logs had secrets."""
     files_with_secrets: int = 0
     """How many contents of files have secrets, which are not masked; 0 if nothing is."""
 
@@ -158,6 +161,10 @@ class _Export:
                 record = self._masked_record(record)
                 self._objects(needed_objects(record))
                 self._frame(LEDGER, record.frame())
+        for item in read_logs(self.store, self.key):
+            item = self._masked_log_record(item)
+            self._objects(item.needed_objects())
+            self._frame(RECORD, item.frame())
         self._frame(END, self.digest.digest())
         return self.report
 
@@ -209,11 +216,21 @@ class _Export:
         members, parts, count = masked_record(record_of(item), self.mask)
         if not count:
             return item
+        return item._replace(entry=self._masked_entry(members, parts, count))
+
+    def _masked_log_record(self, item: LogRecord) -> LogRecord:
+        """Return a record of a record log without secrets; write its objects."""
+        if self.mask is None:
+            return item
+        parts, count = masked_log_parts(item.log, item.parts(), self.mask)
+        return item._replace(entry=self._masked_entry({}, parts, count)) if count else item
+
+    def _masked_entry(self, members: dict[str, Any], parts: dict[str, Any], count: int) -> bytes:
         texts, _ = self._put(parts)
         trees = {name: read_json(text) for name, text in texts.items()}
         self.report.masked += count
         self.report.masked_records += 1
-        return item._replace(entry=seal_entry({**members, "parts": trees}))
+        return seal_entry({**members, "parts": trees})
 
     def _split(self, checkpoint: Checkpoint) -> bytes:
         """Split the parts of a checkpoint, write their objects, and return its entry."""
@@ -309,6 +326,12 @@ class Archive:
                     found.setdefault(packed.lineage, []).append(packed)
         return found
 
+    def records(self) -> list[LogRecord]:
+        """Return the records of all record logs, each log in order."""
+        with self._open() as file:
+            frames = _frames(file, self.path)
+            return [read_log_frame(self.key, one.content) for one in frames if one.kind == RECORD]
+
     @property
     def names(self) -> Iterable[str]:
         """The ids of all objects, children first."""
@@ -347,6 +370,8 @@ class Archive:
                 self._check_present(object_names(self._checkpoint(frame).parts.values()))
             elif frame.kind == LEDGER:
                 self._check_present(needed_objects(read_frame(frame.content)))
+            elif frame.kind == RECORD:
+                self._check_present(read_log_frame(self.key, frame.content).needed_objects())
             else:
                 last = frame.kind == END
         if not last or not count:

@@ -194,6 +194,19 @@ def masked_record(
     return members, done, count
 
 
+def masked_log_parts(
+    log: str, parts: Mapping[str, JsonValue], mask: ArchiveMask
+) -> tuple[dict[str, Any], int]:
+    """Return the parts of a record of a record log, masked, and how many secrets they had.
+
+    Raises the same errors as `masked_record`.
+    """
+    if _has_secret([log]):
+        _refuse("A record log")
+    found = mask.parts(parts)
+    return {name: tree for name, (tree, _) in found.items()}, sum(n for _, n in found.values())
+
+
 def is_file_with_secret(found: Object) -> bool:
     """Return whether an object of a workspace is a small text that contains a secret."""
     data = found.payload

@@ -19,6 +19,7 @@ from pathlib import Path
 from agent_checkpoint.errors import ConflictError, Hint, IntegrityError
 from agent_checkpoint.records import Checkpoint, JsonValue, short_repr
 from agent_checkpoint.store.archive.archive_file import Archive, check_archive_path
+from agent_checkpoint.store.archive.record_copy import add_logs, check_no_records, remove_logs
 from agent_checkpoint.store.canonical_json import indented_size
 from agent_checkpoint.store.checkpoint_entries import MAX_READABLE, too_large
 from agent_checkpoint.store.import_journal import Import, begin_import, end_import
@@ -49,7 +50,7 @@ def import_archive(store: Store, path: str | os.PathLike[str]) -> str:
     """Add the checkpoints of an archive as a new key, and return the key.
 
     Raises:
-        ConflictError: the key already exists.
+        ConflictError: the key already exists, or has records.
         IntegrityError: the file is damaged, or is not an archive.
         FormatError: the archive has a newer format.
         StorageError: the file cannot be read, or the store cannot be written.
@@ -59,6 +60,7 @@ def import_archive(store: Store, path: str | os.PathLike[str]) -> str:
     remove_dead_imports(store)
     if next(store.entries(archive.key, page=1), None) is not None:
         raise _exists(archive)
+    check_no_records(store, archive.key)
     token = secrets.token_hex(16)
     _running.add(token)
     try:
@@ -108,6 +110,7 @@ class _Import:
                 )
             renamed = [record._replace(lineage=self.lineages[lineage]) for record in records]
             add_records(self.store, renamed, self.archive)
+        add_logs(self.store, key, self.archive.records(), self.archive, self.token)
         if self.store.newest(key) != self.last:
             raise ConflictError(f"Another process saved to {short_repr(key)} during the import.")
 
@@ -254,6 +257,7 @@ def _started(pid: int) -> str:
 def _roll_back(store: Store, record: Import) -> None:
     # By the token: an entry may exist although its append was interrupted.
     store.remove(record.key, store.imported(record.key, record.token))
+    remove_logs(store, record.key, record.token)
     end_import(store.backend, record)
 
 

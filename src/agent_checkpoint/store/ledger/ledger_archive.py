@@ -40,21 +40,32 @@ class LedgerRecord(NamedTuple):
 
     def frame(self) -> bytes:
         """Encode the record as the content of an archive frame."""
-        name = self.lineage.encode()
-        return write_varint(len(name)) + name + write_varint(self.seq) + self.entry
+        return pack_record(*self)
 
 
 def read_frame(content: bytes) -> LedgerRecord:
     """Decode the content of an archive frame. Raises IntegrityError."""
+    found = LedgerRecord(*unpack_record(content))
+    if not is_stream(PREFIX + found.lineage):
+        raise IntegrityError("The archive contains an invalid ledger name.")
+    return found
+
+
+def pack_record(name: str, number: int, entry: bytes) -> bytes:
+    """Encode a record as the content of an archive frame."""
+    encoded = name.encode()
+    return write_varint(len(encoded)) + encoded + write_varint(number) + entry
+
+
+def unpack_record(content: bytes) -> tuple[str, int, bytes]:
+    """Decode what `pack_record` encoded. Raises IntegrityError."""
     length, start = read_varint(content, 0)
     try:
-        lineage = content[start : start + length].decode()
+        name = content[start : start + length].decode()
     except UnicodeDecodeError:
-        raise IntegrityError("The archive contains a ledger name that is not UTF-8.") from None
-    if not is_stream(PREFIX + lineage):
-        raise IntegrityError("The archive contains an invalid ledger name.")
-    seq, start = read_varint(content, start + length)
-    return LedgerRecord(lineage, seq, content[start:])
+        raise IntegrityError("The archive contains a name that is not UTF-8.") from None
+    number, start = read_varint(content, start + length)
+    return name, number, content[start:]
 
 
 def record_of(item: LedgerRecord) -> dict[str, Any]:
@@ -115,7 +126,7 @@ def add_records(store: Store, records: list[LedgerRecord], source: ObjectSource)
     if not records:
         return
     lineage = records[0].lineage
-    check_numbers(records)
+    check_numbers([item.seq for item in records], PREFIX + lineage)
     numbered = [(item.seq, record_of(item)) for item in records]
     check_records(lineage, numbered)
     stream = LedgerStream(store, lineage)
@@ -143,14 +154,11 @@ def add_records(store: Store, records: list[LedgerRecord], source: ObjectSource)
         stream.append({"type": "imported", "ts_ns": now_ns()}, {}, after=last)
 
 
-def check_numbers(records: list[LedgerRecord]) -> None:
+def check_numbers(numbers: list[int], name: str) -> None:
     """Check that the numbers of records rise, with few gaps. Raises IntegrityError."""
-    numbers = [item.seq for item in records]
     is_rising = all(one < other for one, other in zip([0, *numbers], numbers))
     if not is_rising or numbers[-1] > _MOST_GAPS + 2 * len(numbers):
-        raise IntegrityError(
-            f"The record numbers of the ledger {short_repr(records[0].lineage)} are invalid."
-        )
+        raise IntegrityError(f"The record numbers of {short_repr(name)} are invalid.")
 
 
 def whole_parts(parts: Mapping[str, JsonValue], source: ObjectSource) -> dict[str, JsonValue]:

@@ -77,7 +77,7 @@ def copy_ledger(
     if known is None or newest <= known.last:
         return 0, 0
     records = list(read_ledger(source, lineage))
-    check_numbers(records)
+    check_numbers([item.seq for item in records], lineage)
     for item in records:
         if item.seq == known.last:
             copy = _as_copied(item)
