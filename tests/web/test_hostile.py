@@ -23,7 +23,7 @@ TAGS = set(
         html head meta title link script body a header img nav form input button main h1 h2 h3 div
         span p table thead tbody tr th td colgroup col ol ul li dl dt dd kbd dialog section article
         details summary pre code q strong textarea label fieldset legend svg path circle rect time
-        noscript del ins i bdo bdi em
+        noscript del ins i bdo bdi em h4 h5 h6 blockquote mark
         """,
     )
 )

@@ -28,6 +28,12 @@ class Item(NamedTuple):
     """The id of the model's message, if the agent names it."""
     words: str = ""
     """The tool call in words, as in the label of its checkpoint."""
+    tool: str = ""
+    """The name of the tool."""
+    content: Any = None
+    """The text, the arguments of the call or its result, as JSON in the form of the agent."""
+    is_thought: bool = False
+    """Whether a part of a reply is reasoning."""
 
 
 @dataclass
@@ -95,6 +101,11 @@ def read_conversation(agent: str, lines: Sequence[str], cwd: str) -> Conversatio
     return found
 
 
+def items_in(agent: str, line: str) -> list[Item]:
+    """Return what one line of a transcript says; nothing if it is not understood."""
+    return list(_items(_READERS.get(agent), line, ""))
+
+
 def _is_same_reply(step: Step, item: Item) -> bool:
     return item.message == step.message if item.message else not step.results
 
@@ -121,16 +132,20 @@ def _read_claude(record: dict[str, Any], cwd: str) -> Iterator[Item]:
         return
     message = record["message"]
     content = message["content"]
-    blocks = [{"type": "text"}] if isinstance(content, str) else content
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     for block in blocks:
         if kind == "user":
-            is_result = block["type"] == "tool_result"
-            yield Item(RESULT, block["tool_use_id"]) if is_result else Item(PROMPT)
+            if block["type"] == "tool_result":
+                yield Item(RESULT, block["tool_use_id"], content=block.get("content"))
+            else:
+                yield Item(PROMPT, content=block.get("text"))
         elif block["type"] == "tool_use":
             words = call_words(block["name"], block["input"], cwd)
-            yield Item(CALL, block["id"], message["id"], words)
+            yield Item(CALL, block["id"], message["id"], words, block["name"], block["input"])
         else:
-            yield Item(REPLY, message=message["id"])
+            is_thought = block["type"] == "thinking"
+            said = block.get("thinking" if is_thought else "text")
+            yield Item(REPLY, message=message["id"], content=said, is_thought=is_thought)
 
 
 def _read_codex(record: dict[str, Any], cwd: str) -> Iterator[Item]:
@@ -147,15 +162,17 @@ def _read_codex(record: dict[str, Any], cwd: str) -> Iterator[Item]:
         return
     elif kind == "message":
         if payload["role"] == "assistant":
-            yield Item(REPLY)
+            yield Item(REPLY, content=payload.get("content"))
         elif payload["role"] == "user" and not _is_context(payload["content"]):
-            yield Item(PROMPT)
+            yield Item(PROMPT, content=payload["content"])
     elif kind == "reasoning":
-        yield Item(REPLY)
+        yield Item(REPLY, content=payload.get("summary"), is_thought=True)
     elif kind.endswith("_output"):
-        yield Item(RESULT, payload["call_id"])
+        yield Item(RESULT, payload["call_id"], content=payload.get("output"))
     elif kind.endswith("_call") and payload.get("call_id"):  # a search of the server has no result
-        yield Item(CALL, payload["call_id"], words=str(payload.get("name") or kind))
+        tool = str(payload.get("name") or kind)
+        given = payload.get("arguments", payload.get("input", payload.get("action")))
+        yield Item(CALL, payload["call_id"], words=tool, tool=tool, content=given)
 
 
 def _read_gemini(record: dict[str, Any], cwd: str) -> Iterator[Item]:
@@ -168,15 +185,16 @@ def _read_gemini(record: dict[str, Any], cwd: str) -> Iterator[Item]:
         parts: list[dict[str, Any]] = [{"text": content}] if isinstance(content, str) else content
         answers = [part["functionResponse"] for part in parts if "functionResponse" in part]
         for answer in answers:
-            yield Item(RESULT, answer["id"])
+            yield Item(RESULT, answer["id"], content=answer.get("response"))
         if not answers and not _is_context(parts):
-            yield Item(PROMPT)
+            yield Item(PROMPT, content=parts)
     elif kind == "gemini":
-        yield Item(REPLY, message=message)
+        yield Item(REPLY, message=message, content=record.get("content"))
         for call in record.get("toolCalls") or ():
-            yield Item(CALL, call["id"], message, call_words(call["name"], call["args"], cwd))
+            words = call_words(call["name"], call["args"], cwd)
+            yield Item(CALL, call["id"], message, words, call["name"], call["args"])
             if call.get("result"):  # repeated in a line of its own, which says nothing new
-                yield Item(RESULT, call["id"])
+                yield Item(RESULT, call["id"], content=call["result"])
 
 
 def _read_qwen(record: dict[str, Any], cwd: str) -> Iterator[Item]:
@@ -184,18 +202,20 @@ def _read_qwen(record: dict[str, Any], cwd: str) -> Iterator[Item]:
     if kind == "system" and record.get("subtype") == "chat_compression":
         yield Item(RESET)
     elif kind == "user":
-        yield Item(PROMPT)
+        yield Item(PROMPT, content=record.get("message"))
     elif kind == "tool_result":
         for part in record["message"]["parts"]:
             if "functionResponse" in part:
-                yield Item(RESULT, part["functionResponse"]["id"])
+                answer = part["functionResponse"]
+                yield Item(RESULT, answer["id"], content=answer.get("response"))
     elif kind == "assistant":
-        yield Item(REPLY, message=record["uuid"])
-        for part in record["message"]["parts"]:
+        parts = record["message"]["parts"]
+        yield Item(REPLY, message=record["uuid"], content=parts)
+        for part in parts:
             call = part.get("functionCall")
             if call is not None:
                 words = call_words(call["name"], call["args"], cwd)
-                yield Item(CALL, call["id"], record["uuid"], words)
+                yield Item(CALL, call["id"], record["uuid"], words, call["name"], call["args"])
 
 
 _READERS: dict[str, _Reader] = {

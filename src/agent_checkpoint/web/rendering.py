@@ -29,6 +29,7 @@ from agent_checkpoint.store.lookup import find
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.web import page_text
 from agent_checkpoint.web.auth import MAX_BODY, Auth, secrets_equal
+from agent_checkpoint.web.markdown import markdown
 from agent_checkpoint.web.request_threads import stream_in_threads
 from agent_checkpoint.web.timeline.history import Histories
 from agent_checkpoint.web.timeline.key_catalog import KeyCatalog
@@ -77,6 +78,7 @@ class Site:
         self._templates.filters.update(
             shown=page_text.shown,
             exact=page_text.exact,
+            markdown=markdown,
             encoded=page_text.encode_field,
             line=page_text.single_line,
             when=page_text.when,

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agent_checkpoint.agents.session_note import PART as HOOK
+from agent_checkpoint.agents.session_note import TRANSCRIPT
 from agent_checkpoint.errors import UNUSABLE, NotFoundError
 from agent_checkpoint.records import Checkpoint, parse_checkpoint_id, same_json, short_repr
 from agent_checkpoint.session.agent_scope import split_part
@@ -16,6 +17,7 @@ from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.session.subagent_list import list_subagents
 from agent_checkpoint.web.pages import file_view
 from agent_checkpoint.web.pages.conversation import CALLS, MESSAGES, TASKS, page_of, tasks
+from agent_checkpoint.web.pages.transcript_view import agent_of, transcript_page
 from agent_checkpoint.web.rendering import (
     RequestError,
     Site,
@@ -33,7 +35,7 @@ from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER
 from agent_checkpoint.workspace.tree.tree_reader import find, pieces
 
-_ORDER = (MESSAGES, CALLS, TASKS, FILES)
+_ORDER = (TRANSCRIPT, MESSAGES, CALLS, TASKS, FILES)
 _MAX_PARTS = 50
 _MAX_CHILDREN = 50
 _MAX_PATH = 400
@@ -133,7 +135,11 @@ def _part(site: Site, checkpoint: Checkpoint, part: str, params: dict[str, str])
         if rows:
             return {"kind": TASKS, "tasks": rows}
     if kind in (MESSAGES, CALLS) and reader.shape(tree).kind == LIST:
-        return {"kind": kind, "page": page_of(kind, reader, tree, last)}
+        return {"kind": kind, "page": page_of(kind, reader, tree, last), "raw": False}
+    agent = agent_of(site.store, checkpoint) if part == TRANSCRIPT else None
+    if agent is not None and params.get("view") != "raw":
+        page = transcript_page(reader, agent, tree, last)
+        return {"kind": MESSAGES, "page": page, "raw": True}
     return {"kind": "state", "node": _outlined(site, checkpoint, part, params)}
 
 

@@ -17,16 +17,22 @@ MESSAGES, CALLS, TASKS = "messages", "calls", "tasks"
 PAGE = 50
 """Messages or calls on a page."""
 _MAX_BLOCKS = 50
+_FOLDED_TEXT, _FOLDED_LINES = 1_200, 14
 
 
 class Block(NamedTuple):
     """A content block of a message."""
 
     kind: str
-    """`text`, `data`, `call` or `result`."""
+    """`text`, `thought`, `data`, `call` or `result`."""
     title: str
     text: str
     is_whole: bool = True
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is folded at first."""
+        return len(self.text) > _FOLDED_TEXT or self.text.count("\n") > _FOLDED_LINES
 
 
 class Message(NamedTuple):
@@ -56,7 +62,10 @@ class Page(NamedTuple):
 
     rows: list[Any]
     start: int
+    end: int
     total: int
+    size: int = PAGE
+    """Items on a page."""
 
 
 def page_of(part: str, reader: StateReader, tree: Any, end: int | None = None) -> Page:
@@ -67,13 +76,13 @@ def page_of(part: str, reader: StateReader, tree: Any, end: int | None = None) -
     make: Any = _call if part == CALLS else _message
     shape = reader.shape(tree)
     if shape.kind != LIST:
-        return Page([make(reader, 0, tree)], 0, 1)
+        return Page([make(reader, 0, tree)], 0, 1, 1)
     total = reader.size(shape)
     last = total if end is None else max(0, min(end, total))
     start = max(0, last - PAGE)
     items = reader.items(shape, start, last - start)
     rows = [make(reader, start + index, item) for index, item in enumerate(items)]
-    return Page(rows, start, total)
+    return Page(rows, start, last, total)
 
 
 def pieces(part: str, reader: StateReader, tree: Any) -> list[tuple[str, str]]:

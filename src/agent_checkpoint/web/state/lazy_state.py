@@ -141,8 +141,13 @@ class StateReader:
 
     def text(self, shape: Shape, most: int) -> tuple[str, int]:
         """Return the beginning of a string, secrets masked, and its approximate total length."""
+        text, whole = self.unmasked_text(shape, most)
+        return masked_start(text, most), whole
+
+    def unmasked_text(self, shape: Shape, most: int) -> tuple[str, int]:
+        """Return at least the beginning of a string, and its approximate total length."""
         if isinstance(shape.tree, str):
-            return _masked(shape.tree, most), len(shape.tree)
+            return shape.tree, len(shape.tree)
         names = shape.tree["$text"]
         if not isinstance(names, list):
             raise IntegrityError("Damaged state: expected a list of chunk ids.")
@@ -155,7 +160,7 @@ class StateReader:
             got.append(piece)
             length += len(piece)
         whole = length if len(got) == len(names) else len(names) * PIECE
-        return _masked("".join(got), most), whole
+        return "".join(got), whole
 
     def child(self, tree: Any, path: list[int]) -> Any:
         """Return the value at a path of child indexes. Raises IntegrityError, KeyError."""
@@ -218,8 +223,8 @@ def new_items(tree: Any, seen: set[str], reader: StateReader) -> Iterator[Any]:
         yield from read_array(text)
 
 
-def _masked(text: str, most: int) -> str:
-    """Mask secrets before the text is cut: the rest of one would not be recognized."""
+def masked_start(text: str, most: int) -> str:
+    """Return the beginning of a text, masked before it is cut: a cut secret is not recognized."""
     return mask(text[: most + _MASK_MARGIN])[:most]
 
 
