@@ -113,7 +113,7 @@ def make_agent_work(store: Path, place: Path) -> None:
     work.say("I look at how totals are computed.")
     work.call("Bash", {"command": "cat shop/prices.py"}, {}, PRICES)
     given = {
-        "file_path": str(place / "shop" / "prices.py"),
+        "file_path": "shop/prices.py",
         "old_string": "sum(item.price for item in items)",
         "new_string": "round(sum(i.price for i in items), 2)",
     }

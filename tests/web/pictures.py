@@ -11,20 +11,25 @@ import tempfile
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from playwright.sync_api import sync_playwright
 
 from agent_checkpoint.web.server.server import listen
+from tests.web.agent_store import KEY as AGENT_KEY
+from tests.web.agent_store import make_agent_work
 from tests.web.browsing import Tab, chromium
 from tests.web.example_store import KEY, make_example
 from tests.web.visitor import opened
 
 WIDE, SMALL = {"width": 1000, "height": 760}, {"width": 400, "height": 800}
 TALL = {"width": 1000, "height": 1350}
+AGENT = quote(AGENT_KEY, safe="")
 FOR_DOCUMENTS = {
     "timeline": f"/timeline?key={KEY}",
     "checkpoint": f"/checkpoint?id={KEY}@20&part=calls",
     "diff": f"/diff?a={KEY}@8&b={KEY}@20#files",
+    "step": f"/step?id={AGENT}@5",
 }
 ALL = {
     "keys": "/",
@@ -45,6 +50,12 @@ ALL = {
     "search": f"/search?key={KEY}&q=limit",
     "failed": "/timeline?key=nightly-report",
     "missing": "/checkpoint?id=none",
+    "prompts": f"/timeline?key={AGENT}",
+    "calls-folded": f"/timeline?key={AGENT}&view=all",
+    "step": f"/step?id={AGENT}@5",
+    "transcript": f"/checkpoint?id={AGENT}",
+    "rewind": f"/rewind?id={AGENT}@3",
+    "restore": f"/restore?id={AGENT}@3",
 }
 
 
@@ -60,6 +71,7 @@ def main(documents: Path, everything: "Path | None") -> None:
         folder = Path(name)
         os.environ.update(HOME=name, AGENT_CHECKPOINT_HOME=name, XDG_CONFIG_HOME=name)
         make_example(folder / "store", folder / "shop")
+        make_agent_work(folder / "store", folder / "project")
         browser = playwright.chromium.launch(
             executable_path=chromium(), args=["--no-sandbox", "--force-color-profile=srgb"]
         )

@@ -6,6 +6,8 @@ from urllib.parse import quote
 import pytest
 
 from agent_checkpoint import Approvals, CheckpointManager, Session
+from tests.web.agent_store import KEY as AGENT
+from tests.web.agent_store import AgentWork, make_agent_work
 from tests.web.browsing import Served, chromium, press
 from tests.web.conftest import Place
 from tests.web.example_store import AUTH, KEY, make_long
@@ -290,3 +292,74 @@ def test_a_small_screen_shows_times_and_forks(served: Served) -> None:
                 "one => [one.scrollWidth <= one.clientWidth + 1, getComputedStyle(one).color]"
             )
             assert (found[0], found[1] != "rgba(0, 0, 0, 0)") == (True, True)
+
+
+@pytest.mark.slow
+def test_a_coding_agent_is_rewound_from_the_page(served: Served, tmp_path: Path) -> None:
+    make_agent_work(tmp_path / "store", tmp_path / "project")
+    with opened(tmp_path / "store") as manager:
+        page = served.tab(manager).page
+        page.get_by_role("link", name=AGENT, exact=True).click()
+        page.get_by_text("Totals like 19.99").click()
+        page.get_by_role("link", name="Bash cat shop/prices.py").click()
+        page.wait_for_url("**/step?**")
+        page.get_by_role("link", name="Rewind to after this call…").click()
+        page.get_by_label("only changes of this session").check()
+        press(page, "Preview")
+        page.get_by_text("outside of this session's calls").wait_for()
+        assert (tmp_path / "project" / "CHANGELOG.md").exists()
+        press(page, "Rewind")
+        page.get_by_text("Rewound to @3").wait_for()
+        assert not (tmp_path / "project" / "CHANGELOG.md").exists()
+        assert (tmp_path / "project" / "README.md").exists()  # of the other session
+        page.get_by_role("link", name="Undo…").click()
+        press(page, "Preview")
+        press(page, "Rewind")
+        page.get_by_text("Show the timeline").click()
+        assert (tmp_path / "project" / "CHANGELOG.md").exists()
+        page.locator(".live.on").wait_for()
+
+
+@pytest.mark.slow
+def test_the_prompts_of_an_agent_follow_it(served: Served, tmp_path: Path) -> None:
+    make_agent_work(tmp_path / "store", tmp_path / "project")
+    with opened(tmp_path / "store") as manager:
+        tab = served.tab(manager)
+        page = tab.open(f"/timeline?key={quote(AGENT, safe='')}")
+        page.locator(".live.on").wait_for()
+        page.get_by_text("Totals like 19.99").click()
+        work = AgentWork(tmp_path / "store", tmp_path / "project")
+        work.prompt("One more thing.")
+        page.get_by_text("One more thing.").wait_for()
+        page.get_by_text("Edit shop/prices.py").wait_for()  # still open
+        rows = tab.open(f"/timeline?key={quote(AGENT, safe='')}&view=all")
+        rows.locator(".live.on").wait_for()
+        given = {"tool_name": "Bash", "tool_input": {"command": "make"}, "tool_use_id": "toolu_x"}
+        work.line("assistant", "I call.")
+        work.event("PreToolUse", **given)
+        rows.get_by_text("before Bash make").wait_for()
+        (work.place / "made").write_text("x")
+        work.event("PostToolUse", **given)
+        rows.locator(".label", has_text="before Bash make").wait_for(state="detached")
+        rows.locator(".label", has_text="Bash make").wait_for()
+        work.close()
+
+
+@pytest.mark.slow
+def test_pages_of_an_agent_on_a_small_screen(served: Served, tmp_path: Path) -> None:
+    make_agent_work(tmp_path / "store", tmp_path / "project")
+    with opened(tmp_path / "store") as manager:
+        tab = served.tab(manager, viewport={"width": 400, "height": 800})
+        key = quote(AGENT, safe="")
+        for path in (
+            f"/timeline?key={key}",
+            f"/timeline?key={key}&view=all",
+            f"/step?id={key}@5",
+            f"/checkpoint?id={key}",
+            f"/rewind?id={key}@3",
+            f"/restore?id={key}@3",
+            f"/search?key={key}&q=round",
+        ):
+            page = tab.open(path)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 400, path
+        page.locator("mark").first.wait_for()

@@ -83,6 +83,10 @@ def test_a_rewind_is_asked_previewed_confirmed_and_undone(work: Work) -> None:
     assert "1 other session worked here" in text
     assert OTHER in text
     assert "with the true results of its tool calls" in text
+    ending = text.partition("How that conversation ends")[2]
+    assert "command: cat shop/prices.py" in ending
+    assert "return sum(item.price for item in items)" in ending  # the result, written late
+    assert "calls Edit" not in ending
     assert (work.files(), work.head()) == (before, head)
 
     answer = confirm(work, "rewind", place)
@@ -150,12 +154,12 @@ def test_nothing_is_rewound_if_a_file_has_changed_since_the_preview(work: Work) 
 def test_nothing_is_rewound_if_the_session_has_gone_on_since_the_preview(work: Work) -> None:
     target = f"{KEY}@{work.seq_of('Bash cat shop/prices.py')}"
     place = previewed(work, "rewind", {"id": target})
-    agent = AgentWork(work.store, work.place)
-    agent.prompt("And now?")
+    agent = AgentWork(work.store, work.place)  # a call that changes nothing
+    agent.event("PostToolUse", tool_name="Bash", tool_input={}, tool_use_id="toolu_late")
     agent.close()
     answer = confirm(work, "rewind", place)
     assert answer.status_code == 409
-    assert "newer checkpoint" in plain(answer.text)
+    assert "The session has a newer checkpoint" in plain(answer.text)
     assert (work.place / "CHANGELOG.md").exists()
 
 

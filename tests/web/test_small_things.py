@@ -154,7 +154,7 @@ def test_a_find_is_shown_as_it_is_read(looking: Visitor) -> None:
         for line in looking.text("/search/results", key=KEY, q="logged out").splitlines()
     ]
     assert rows[0]["where"] == "user"
-    assert rows[0]["text"] == "People are logged out after a minute. Please fix it."
+    assert rows[0]["text"] == ["People are ", "logged out", " after a minute. Please fix it."]
 
 
 def test_rows_that_were_pruned_are_gone_at_once() -> None:

@@ -11,6 +11,7 @@ import pytest
 from agent_checkpoint import CheckpointManager
 from agent_checkpoint.web.pages.transcript_view import arguments_of, messages_in, text_of
 from agent_checkpoint.web.state.lazy_state import StateReader
+from agent_checkpoint.web.state.outline import MAX_TEXT
 from tests.unit.agents.transcripts import Session
 from tests.web.agent_store import KEY, AgentWork, make_agent_work
 from tests.web.hostile_store import ALL, SCRIPT
@@ -147,3 +148,11 @@ def test_hostile_transcripts_are_inert_and_masked(tmp_path: Path) -> None:
         assert "&lt;script&gt;window.owned=1" in html
         assert "A1b2A1b2" not in html
         assert "A1b2A1b2" in Visitor(manager, masked=False).text("/checkpoint", id=KEY)
+
+
+def test_a_secret_is_masked_before_a_text_is_cut() -> None:
+    text = "x" * (MAX_TEXT - 16) + " sk-ant-api03-" + "A1b2" * 20
+    record = {"type": "user", "message": {"content": text}}
+    ((_, ((_, shown),)),) = rows("claude-code", [json.dumps(record)])
+    assert len(shown) <= MAX_TEXT
+    assert "sk-ant" not in shown

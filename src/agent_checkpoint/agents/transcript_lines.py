@@ -101,9 +101,12 @@ def read_conversation(agent: str, lines: Sequence[str], cwd: str) -> Conversatio
     return found
 
 
-def items_in(agent: str, line: str) -> list[Item]:
-    """Return what one line of a transcript says; nothing if it is not understood."""
-    return list(_items(_READERS.get(agent), line, ""))
+def items_in(agent: str, line: str, cwd: str = "") -> list[Item]:
+    """Return what one line of a transcript says; nothing if it is not understood.
+
+    The arguments are as for `read_conversation`.
+    """
+    return list(_items(_READERS.get(agent), line, cwd))
 
 
 def _is_same_reply(step: Step, item: Item) -> bool:

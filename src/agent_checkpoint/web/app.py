@@ -29,6 +29,7 @@ from agent_checkpoint.web.pages import (
     rewind_page,
     rollback_page,
     search_page,
+    step_page,
     timeline_page,
 )
 from agent_checkpoint.web.rendering import HERE, RequestError, Site
@@ -41,6 +42,7 @@ GET_ROUTES: dict[str, Callable[[Site, Request], Response]] = {
     "/timeline/rows": timeline_page.timeline_piece,
     "/timeline/state": timeline_page.timeline_state,
     "/checkpoint": checkpoint_page.checkpoint_page,
+    "/step": step_page.step_page,
     "/state": checkpoint_page.state_piece,
     "/file": checkpoint_page.raw_file,
     "/diff": diff_page.diff_page,

@@ -99,6 +99,8 @@ class Site:
         self.layouts = LayoutCache(manager.store, self.histories, self.catalog)
         self.unknown_effects = UnknownEffects(manager.store)
         self._previews: dict[str, object] = {}
+        self.prompts: dict[str, str] = {}
+        """Prompts that were read from transcripts, by the id of a checkpoint after each."""
 
     def follow_store(self) -> None:
         """Reopen the store if the store at its path was replaced or removed.

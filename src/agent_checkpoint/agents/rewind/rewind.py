@@ -211,6 +211,11 @@ class Rewind:
         return self._change is not None
 
     @property
+    def conversation(self) -> list[str]:
+        """The lines of the conversation after the rewind; none if it is not rewound."""
+        return [] if self._change is None else self._change.lines
+
+    @property
     def starts_anew(self) -> bool:
         """Whether the session has no conversation at the target."""
         return self._change is not None and not self._change.lines

@@ -28,6 +28,7 @@ from agent_checkpoint.web.rendering import (
 )
 from agent_checkpoint.web.state.lazy_state import LIST, ReadLimitExceeded, StateReader
 from agent_checkpoint.web.state.outline import outline
+from agent_checkpoint.web.timeline.agent_steps import agent_step
 from agent_checkpoint.web.timeline.history import CheckpointSummary
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
@@ -51,6 +52,7 @@ def checkpoint_page(site: Site, request: Request) -> Response:
         values = _part(site, checkpoint, part, params) if part else {"kind": "nothing"}
     except ReadLimitExceeded:
         values = {"kind": "too_large"}
+    noted = agent_step(checkpoint.parts)
     summaries = site.histories.get(checkpoint.key).checkpoints
     older = [summary.id for summary in summaries if summary.seq < checkpoint.seq]
     newer = [summary.id for summary in summaries if summary.seq > checkpoint.seq]
@@ -61,6 +63,7 @@ def checkpoint_page(site: Site, request: Request) -> Response:
         names=names,
         subagents=list_subagents(site.store, checkpoint)[:_MAX_PARTS],
         part=part,
+        tags=[tag for tag in checkpoint.tags if noted is None or tag not in noted.tags],
         parents=checkpoint.parents[:_MAX_CHILDREN],
         children=_children(site, checkpoint, summaries),
         is_session=SESSION_PART in checkpoint.parts,

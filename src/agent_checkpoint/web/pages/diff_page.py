@@ -12,6 +12,7 @@ from agent_checkpoint.errors import NotFoundError
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.session.agent_scope import OPEN_CALLS
 from agent_checkpoint.session.session_record import SESSION_PART
+from agent_checkpoint.store.store import Store
 from agent_checkpoint.web.diff.line_matching import DiffBudget
 from agent_checkpoint.web.diff.side_by_side import Sides, lines_of, side_by_side
 from agent_checkpoint.web.diff.state_changes import StateChange, state_changes
@@ -58,7 +59,7 @@ def diff_page(site: Site, request: Request) -> Response:
     only = params.get("path", "")
     if not only:
         changes, is_whole = state_changes(reader, before.parts, after.parts, parts, budget)
-    file_changes, number = _file_changes(site, before, after, only, budget)
+    files, number = file_changes(site.store, before, after, only, budget)
     return site.page(
         "diff.html",
         before=before,
@@ -66,17 +67,28 @@ def diff_page(site: Site, request: Request) -> Response:
         key=after.key,
         changes=changes,
         is_whole=is_whole,
-        files=file_changes,
+        files=files,
         number=number,
         path=only,
         is_late=budget.timed_out,
     )
 
 
-def _file_changes(
-    site: Site, before: Checkpoint, after: Checkpoint, only: str, budget: DiffBudget
+def file_changes(
+    store: Store, before: Checkpoint, after: Checkpoint, only: str, budget: DiffBudget
 ) -> tuple[list[FileChange], int]:
-    trees = tree_in(site.store, before), tree_in(site.store, after)
+    """Return the paths that differ between two checkpoints, the first ones compared, and all.
+
+    Args:
+        store: the store.
+        before: the older checkpoint.
+        after: the newer checkpoint.
+        only: a path; empty for all.
+        budget: the time for the comparison.
+
+    Raises IntegrityError, StorageError.
+    """
+    trees = tree_in(store, before), tree_in(store, after)
     known = [tree for tree in trees if tree is not None]
     if not known or trees[0] == trees[1]:
         return [], 0

@@ -23,9 +23,14 @@ from agent_checkpoint.present.rewind_words import (
 )
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.web.page_text import link
+from agent_checkpoint.web.pages.transcript_view import messages_in
 from agent_checkpoint.web.plan_rows import plan_rows
 from agent_checkpoint.web.rendering import Site, posted, query_params, required
+from agent_checkpoint.web.state.lazy_state import StateReader
 from agent_checkpoint.workspace.restore.plan import Plan, PlanChangedError
+
+_LINES, _MESSAGES = 60, 3
+"""The end of the conversation that a preview shows."""
 
 
 class RewindPreview(NamedTuple):
@@ -88,6 +93,10 @@ class PendingRewind:
         self.head = _head_id(site, target.key)
         with self.open(site) as rewind:
             self.preview = RewindPreview.of(rewind)
+            reader = StateReader(site.store.backend)
+            lines = rewind.conversation[-_LINES:]
+            self.ending = messages_in(reader, self.note.agent, lines, 0)[-_MESSAGES:]
+            """The last messages that the resumed model hears."""
             self.others = [] if mine else sessions_since(site.store, rewind, target)
         self.done: RewindReport | None = None
         self.lock = Lock()
@@ -196,6 +205,7 @@ def _pending_page(
         files=[] if preview.plan is None else plan_rows(preview.plan, preview.not_mine),
         running=_running(pending) if done is None else None,
         notices=[pending.finished] if pending.finished else [],
+        ending=pending.ending,
         others=pending.others,
         others_words=others_notice(pending.others) if pending.others else "",
         mine=pending.mine,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from agent_checkpoint.agents.session_note import PART as HOOK
+from agent_checkpoint.agents.session_note import TRANSCRIPT
+from agent_checkpoint.agents.transcript_lines import items_in
 from agent_checkpoint.errors import UNUSABLE, CheckpointError
 from agent_checkpoint.present.state_json import logs_in
 from agent_checkpoint.records import Checkpoint
@@ -24,9 +28,15 @@ from agent_checkpoint.store.store import Store
 from agent_checkpoint.web.page_text import link, single_line
 from agent_checkpoint.web.pages import file_view
 from agent_checkpoint.web.pages.conversation import pieces
+from agent_checkpoint.web.pages.transcript_view import agent_of, block_of
 from agent_checkpoint.web.rendering import RequestError, Site, query_params, required
 from agent_checkpoint.web.request_threads import stream_in_threads
-from agent_checkpoint.web.state.lazy_state import ReadLimitExceeded, StateReader, new_items
+from agent_checkpoint.web.state.lazy_state import (
+    STRING,
+    ReadLimitExceeded,
+    StateReader,
+    new_items,
+)
 from agent_checkpoint.web.state.outline import render
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
@@ -64,6 +74,7 @@ class Search:
     def __init__(self, store: Store, key: str, query: str) -> None:
         self._store = store
         self._key = key
+        self._words = query
         self._query = query.casefold()
         self._reader = StateReader(store.backend, _MAX_READ)
         self._seen: set[str] = set()
@@ -101,6 +112,8 @@ class Search:
     def _in(self, checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
         for part in logs_in(checkpoint.parts):
             yield from self._in_log(checkpoint, part)
+        if HOOK in checkpoint.parts and TRANSCRIPT in checkpoint.parts:
+            yield from self._in_transcript(checkpoint)
         tree = tree_in(self._store, checkpoint) if FILES in checkpoint.parts else None
         if tree is not None:
             yield from self._in_files(checkpoint, tree)
@@ -114,6 +127,22 @@ class Search:
                 address = link("checkpoint", id=checkpoint.id, part=part)
                 yield self._find(checkpoint, part, *self._read(part, item, text), address)
         # Limit the memory: do not cache every object that was read.
+        self._reader.clear_cache()
+
+    def _in_transcript(self, checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
+        agent: str | None = None
+        for line in new_items(checkpoint.parts[TRANSCRIPT], self._seen, self._reader):
+            agent = agent or agent_of(self._store, checkpoint) or "unknown"
+            shape = self._reader.shape(line)
+            text = self._reader.unmasked_text(shape, _MAX_FILE)[0] if shape.kind == STRING else ""
+            for item in items_in(agent, text):
+                self._reader.chars_left = 1_000_000
+                said = block_of(self._reader, item).text
+                if self._query in said.casefold() and self._is_new(f"{TRANSCRIPT}{said}"):
+                    address = link("checkpoint", id=checkpoint.id, part=TRANSCRIPT)
+                    yield self._find(
+                        checkpoint, "transcript", item.tool or item.kind, said, address
+                    )
         self._reader.clear_cache()
 
     def _read(self, part: str, item: Any, text: str) -> tuple[str, str]:
@@ -154,6 +183,15 @@ class Search:
                     yield self._find(checkpoint, "file", f"{name}:{number}", line, at)
                 break
 
+    def _split(self, text: str) -> list[str]:
+        """Return a text in pieces, every second of which is a hit."""
+        form = re.compile(re.escape(self._words), re.IGNORECASE)
+        pieces, at = [], 0
+        for found in form.finditer(text):
+            pieces += [text[at : found.start()], found[0]]
+            at = found.end()
+        return [*pieces, text[at:]]
+
     def _is_new(self, text: str) -> bool:
         mark = hash(text)
         is_new = mark not in self._reported
@@ -168,7 +206,7 @@ class Search:
         return {
             "kind": kind,
             "where": single_line(where),
-            "text": ("…" if start else "") + snippet,
+            "text": self._split(("…" if start else "") + snippet),
             "seq": checkpoint.seq,
             "link": at,
         }

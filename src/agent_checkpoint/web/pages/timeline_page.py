@@ -16,6 +16,7 @@ from agent_checkpoint.errors import CheckpointError
 from agent_checkpoint.present.fork_points import session_record_of
 from agent_checkpoint.store.ledger.ledger_records import PREFIX
 from agent_checkpoint.web.page_text import format_count
+from agent_checkpoint.web.pages.prompts_page import MAX_NEIGHBOURS, PROMPTS, prompts_page
 from agent_checkpoint.web.rendering import Site, as_json, int_param, query_params, required
 from agent_checkpoint.web.timeline.key_catalog import newest_in
 from agent_checkpoint.web.timeline.layout import Row
@@ -27,6 +28,8 @@ def timeline_page(site: Site, request: Request) -> Response:
     """Show the timeline of a key, from its newest checkpoint or from a given row."""
     params = query_params(request)
     view = _view(site, params)
+    if params.get("view") == PROMPTS or ("view" not in params and view.timeline.is_agent):
+        return prompts_page(site, view.timeline, params)
     total = len(view.rows)
     top = int_param(params, "row", total - 1)
     block = max(0, min(top, total - 1)) // BLOCK
@@ -40,6 +43,7 @@ def timeline_page(site: Site, request: Request) -> Response:
         is_session=_is_session(site, view.timeline.key),
         head=head,
         unread=site.catalog.unread,
+        neighbours=site.catalog.in_same_directory(view.timeline.key, MAX_NEIGHBOURS),
     )
 
 
@@ -54,7 +58,9 @@ def timeline_piece(site: Site, request: Request) -> Response:
 def timeline_state(site: Site, request: Request) -> Response:
     """Return the size and shape of the timeline, for an open page."""
     view = _view(site, query_params(request))
-    return as_json({name: view.values[name] for name in ("total", "shape", "width", "number")})
+    return as_json(
+        {name: view.values[name] for name in ("total", "shape", "tail", "width", "number")}
+    )
 
 
 def updates(site: Site, request: Request) -> Response:
@@ -92,7 +98,8 @@ class _View(NamedTuple):
             "key": self.timeline.key,
             "total": len(self.rows),
             "number": self._number(),
-            "view": "events" if self.only_events else "",
+            "view": "events" if self.only_events else "all" if self.timeline.is_agent else "",
+            "tail": self.rows[-1].checkpoint.id,
             "shape": version_of({self.timeline.layout.shape: 0, **dict.fromkeys(self.in_doubt, 1)}),
             "block_size": BLOCK,
             "row_height": ROW,
@@ -101,7 +108,9 @@ class _View(NamedTuple):
 
     def _number(self) -> str:
         """Return the checkpoint count as text, with the checkpoints of forks counted separately."""
-        others = Counter(row.checkpoint.key for row in self.rows)
+        others: Counter[str] = Counter()
+        for row in self.rows:
+            others[row.checkpoint.key] += 1 if row.before is None else 2
         own = others.pop(self.timeline.key, 0)
         words = format_count(own, "checkpoint")
         if others:

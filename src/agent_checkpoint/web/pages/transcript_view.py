@@ -85,9 +85,9 @@ def messages_in(reader: StateReader, agent: str, lines: list[str], start: int) -
                 answered.add(item.call)
                 message, call = calls.pop(item.call)
                 place = next(at for at, block in enumerate(message.blocks) if block is call)
-                message.blocks.insert(place + 1, _block(reader, item))
+                message.blocks.insert(place + 1, block_of(reader, item))
                 continue
-            block = _block(reader, item)
+            block = block_of(reader, item)
             role = _ROLES.get(item.kind, "assistant")
             if not block.text and item.kind not in (CALL, RESULT, RESET):
                 continue
@@ -138,7 +138,8 @@ def arguments_of(given: Any) -> str:
     return "\n".join(rows)
 
 
-def _block(reader: StateReader, item: Item) -> Block:
+def block_of(reader: StateReader, item: Item) -> Block:
+    """Return the display of one item."""
     if item.kind == RESET:
         return Block("data", "", "The conversation was compacted or rewound here.")
     is_call = item.kind == CALL

@@ -22,7 +22,11 @@ function add(match) {
   at.className = "at";
   at.textContent = ` ${match.where ? `${match.kind}, ` : ""}first in @${match.seq}`;
   const text = document.createElement("pre");
-  text.textContent = match.text;
+  match.text.forEach((piece, number) => {
+    const hit = number % 2 ? document.createElement("mark") : document.createElement("span");
+    hit.textContent = piece;
+    text.append(hit);
+  });
   item.append(go, at, text);
   results.append(item);
 }

@@ -9,6 +9,7 @@ const height = Number(timeline.dataset.rowHeight);
 const near = 1200;
 let total = Number(timeline.dataset.total);
 let shape = timeline.dataset.shape;
+let tail = decodeURIComponent(timeline.dataset.tail); // the end of a call takes the row of its beginning
 const blocks = new Map(); // by number: { element, rows, loaded, busy }
 
 const rowsOf = (number) => Math.min(size, total - number * size);
@@ -95,9 +96,10 @@ async function refresh() {
   const response = await get("timeline/state", { "key*": key, view });
   const state = await response.json();
   const before = total;
-  if (state.shape === shape && state.total === before) return;
-  const isAppend = state.shape === shape && state.total > before;
+  if (state.shape === shape && state.total === before && state.tail === tail) return;
+  const isAppend = state.shape === shape && state.total >= before;
   total = state.total;
+  tail = state.tail;
   shape = state.shape;
   document.getElementById("total").textContent = state.number;
   if (!isAppend) {
@@ -116,7 +118,7 @@ async function refresh() {
   for (const item of timeline.querySelectorAll(".row")) {
     item.classList.toggle("fresh", Number(item.dataset.row) >= before);
   }
-  say(total - before === 1 ? "1 new checkpoint" : `${total - before} new checkpoints`);
+  if (total > before) say(total - before === 1 ? "1 new checkpoint" : `${total - before} new checkpoints`);
 }
 
 // The overview is redrawn after a quiet moment, not for each checkpoint.

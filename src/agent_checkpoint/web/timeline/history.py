@@ -16,6 +16,7 @@ from agent_checkpoint.records import ROLLBACK_KINDS, Entry, Kind, parse_checkpoi
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.web.page_text import single_line
+from agent_checkpoint.web.timeline.agent_steps import AgentStep, agent_step, directory_in
 
 _MAX_BYTES = 512 << 20
 """Read limit of one history. In a file store each entry contains the whole state."""
@@ -42,6 +43,10 @@ class CheckpointSummary(NamedTuple):
     """The id of the checkpoint from which it was forked; empty if it is not a fork."""
     usage: str = ""
     """Tokens, cost and time of its model calls."""
+    step: AgentStep | None = None
+    """What the hook of a coding agent noted; None if it is not of one."""
+    directory: str = ""
+    """The directory that it claims, unverified."""
 
 
 class History(NamedTuple):
@@ -137,6 +142,8 @@ def summarize(key: str, entry: Entry) -> CheckpointSummary:
         )
     parents = [parse_checkpoint_id(parent) for parent in record.parents[:8]]
     label = single_line(record.label or "", 160)
+    step = agent_step(record.parts)
+    tags = [tag for tag in record.tags if step is None or tag not in step.tags]
     return CheckpointSummary(
         key,
         record.seq,
@@ -144,11 +151,13 @@ def summarize(key: str, entry: Entry) -> CheckpointSummary:
         single_line(record.kind, 20),
         label,
         tuple((parent.key, parent.seq) for parent in parents if parent is not None),
-        tuple(single_line(tag, 40) for tag in record.tags[:8]),
+        tuple(single_line(tag, 40) for tag in tags[:8]),
         record.id,
         _is_failure(record.kind, label),
         record.parents[0] if record.kind == Kind.FORK and record.parents else "",
         ", ".join(model_words(record.metrics)),
+        step,
+        directory_in(record.parts) or ("" if record.claim is None else record.claim.path),
     )
 
 

@@ -41,6 +41,8 @@ class KeyInfo(NamedTuple):
     """The sequence number of its newest entry."""
     ts_ns: int
     origin: Origin | None
+    directory: str = ""
+    """The directory that its newest checkpoint claims, unverified."""
 
 
 class KeyCatalog:
@@ -89,6 +91,17 @@ class KeyCatalog:
             self._refresh(0.0)
             pairs = self._known.items()
             return {key: known.origin for key, known in pairs if known.origin is not None}
+
+    def in_same_directory(self, key: str, most: int) -> list[str]:
+        """Return other keys that claim the directory of a key, unverified, latest first."""
+        with self._lock:
+            directory = self._known[key].directory if key in self._known else ""
+            others = [
+                (info.ts_ns, name)
+                for name, info in self._known.items()
+                if directory and info.directory == directory and name != key
+            ]
+        return [name for _, name in sorted(others, reverse=True)[:most]]
 
     @property
     def unread(self) -> int:
@@ -162,10 +175,12 @@ class KeyCatalog:
         first = entry
         if entry is not None and entry.seq > 1:
             first = next(self._store.entries(key, page=1, oldest_first=True), None)
+        newest = None if entry is None else summarize(key, entry)
         info = KeyInfo(
             self._store.newest(key) if entry is None else entry.seq,
-            0 if entry is None else summarize(key, entry).ts_ns,
+            0 if newest is None else newest.ts_ns,
             None if first is None else origin_of(summarize(key, first)),
+            "" if newest is None else newest.directory,
         )
         if self._known.get(key) == info:
             return False

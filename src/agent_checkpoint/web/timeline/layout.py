@@ -13,7 +13,9 @@ from heapq import merge
 from typing import NamedTuple
 
 from agent_checkpoint.records import Kind
+from agent_checkpoint.web.timeline.agent_steps import PROMPT
 from agent_checkpoint.web.timeline.history import CheckpointSummary
+from agent_checkpoint.web.timeline.prompt_groups import paired_calls
 
 MAX_LANES = 24
 """Maximum number of lanes; further histories share the last lane."""
@@ -30,6 +32,17 @@ class Row(NamedTuple):
     is_head: bool
     is_abandoned: bool
     """Whether a rollback abandoned it, that is, the head of its key does not descend from it."""
+    before: CheckpointSummary | None = None
+    """The checkpoint before the tool call that this one is after; it has no row of its own."""
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the call took; None if that is not known."""
+        step = self.checkpoint.step
+        start = None if step is None else step.started
+        if start is None and self.before is not None:
+            start = self.before.ts_ns / 1e9
+        return None if start is None else max(0.0, self.checkpoint.ts_ns / 1e9 - start)
 
 
 class Edge(NamedTuple):
@@ -84,8 +97,13 @@ def lay_out(
     }
     kept = {name: checkpoints for name, checkpoints in kept.items() if checkpoints}
     checkpoints = list(merge(*(_timed(number, kept[name]) for number, name in enumerate(kept))))
-    ordered = [item[-1] for item in checkpoints]
-    places = {(checkpoint.key, checkpoint.seq): row for row, checkpoint in enumerate(ordered)}
+    pairs = {name: paired_calls(found) for name, found in kept.items()}
+    ordered, places, moved = _folded([item[-1] for item in checkpoints], pairs)
+    folded = {(name, one.seq) for name, found in pairs.items() for one in found.values()}
+    kept = {
+        name: [one for one in found if (name, one.seq) not in folded]
+        for name, found in kept.items()
+    }
     spans = _spans(kept, places, histories)
     lanes, shared = _lanes(key, spans)
     present = set().union(*(_ancestors(histories[name]) for name in kept)) if kept else set()
@@ -96,15 +114,40 @@ def lay_out(
             lanes[checkpoint.key],
             (checkpoint.key, checkpoint.seq) in heads,
             (checkpoint.key, checkpoint.seq) not in present,
+            pairs[checkpoint.key].get(checkpoint.seq),
         )
         for checkpoint in ordered
     ]
     edges = _edges(rows, places, spans)
     mark = hashlib.sha256(repr(sorted(lanes.items())).encode()).hexdigest()[:12]
     first = ordered[0].id if ordered else ""
-    shape = hashlib.sha256(f"{mark}{first}{only_events}".encode()).hexdigest()[:12]
+    shape = hashlib.sha256(f"{mark}{first}{only_events}{moved}".encode()).hexdigest()[:12]
     used = max(lanes.values(), default=0) + 1
     return TimelineLayout(rows, used, shared, edges, _segments(rows, kept, places), shape)
+
+
+def _folded(
+    ordered: list[CheckpointSummary], pairs: Mapping[str, Mapping[int, CheckpointSummary]]
+) -> tuple[list[CheckpointSummary], dict[tuple[str, int], int], int]:
+    """Drop the checkpoints before calls that have one after; return the rest, and all places.
+
+    The number counts those that leave a gap, so that later rows have moved.
+    """
+    after = {
+        (name, before.seq): seq for name, found in pairs.items() for seq, before in found.items()
+    }
+    rest: list[CheckpointSummary] = []
+    moved = 0
+    for index, checkpoint in enumerate(ordered):
+        end = after.get((checkpoint.key, checkpoint.seq))
+        if end is None:
+            rest.append(checkpoint)
+        else:
+            neighbour = ordered[index + 1]  # there is one: the pair's other checkpoint is later
+            moved += (neighbour.key, neighbour.seq) != (checkpoint.key, end)
+    places = {(checkpoint.key, checkpoint.seq): row for row, checkpoint in enumerate(rest)}
+    places.update({(name, seq): places[(name, end)] for (name, seq), end in after.items()})
+    return rest, places, moved
 
 
 def _timed(
@@ -133,6 +176,7 @@ def _events(
         if checkpoint.kind not in _QUIET
         or checkpoint.is_failure
         or checkpoint.tags
+        or (checkpoint.step is not None and checkpoint.step.moment == PROMPT)
         or (checkpoint.key, checkpoint.seq) in event_parents
         or index in (0, len(checkpoints) - 1)
     ]

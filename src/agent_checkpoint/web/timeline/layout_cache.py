@@ -18,6 +18,7 @@ from agent_checkpoint.store.store import Store, key_not_found
 from agent_checkpoint.web.timeline.history import Histories, Origin, forks_of
 from agent_checkpoint.web.timeline.key_catalog import KeyCatalog, newest_in
 from agent_checkpoint.web.timeline.layout import TimelineLayout, lay_out
+from agent_checkpoint.web.timeline.prompt_groups import PromptGroup, group_by_prompt
 
 MAX_FORKS = 60
 _MAX_LAYOUTS, _MAX_LEDGERS = 16, 64
@@ -35,6 +36,14 @@ class KeyTimeline(NamedTuple):
     is_whole: bool
     """Whether the history was read to its beginning."""
     origin: Origin | None
+    groups: list[PromptGroup]
+    """The rows of a coding agent by prompt, oldest first."""
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether a coding agent saved the newest checkpoint of the key."""
+        own = (row.checkpoint for row in reversed(self.layout.rows))
+        return next((one.step is not None for one in own if one.key == self.key), False)
 
 
 class LayoutCache:
@@ -71,8 +80,9 @@ class LayoutCache:
             {name: history.checkpoints for name, history in histories.items()},
             only_events=only_events,
         )
+        groups = group_by_prompt(key, (row.checkpoint for row in layout.rows))
         timeline = KeyTimeline(
-            key, layout, version, left_out, histories[key].is_whole, origins.get(key)
+            key, layout, version, left_out, histories[key].is_whole, origins.get(key), groups
         )
         with self._lock:
             if len(self._layouts) >= _MAX_LAYOUTS:
