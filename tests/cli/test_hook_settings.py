@@ -22,6 +22,7 @@ from agent_checkpoint.agents.settings.jsonc import parse
 from agent_checkpoint.errors import InvalidInputError
 from tests.cli.scene import Scene, scene
 from tests.cli.test_hook import CLAUDE
+from tests.cli.world import run
 
 OWN = """{
     // what a person wrote
@@ -458,3 +459,18 @@ def _python() -> list[str]:
     import sys
 
     return [sys.executable, "-m", "agent_checkpoint"]
+
+
+def test_files_that_look_like_secrets_are_named(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / "deep").mkdir(parents=True)
+    (project / ".git").mkdir()
+    (project / ".env").write_text("TOKEN=never-shown")
+    ran = run("hook", "install", "claude-code", "--project", at=project / "deep")
+    assert "look like secrets and are saved, too: .env" in ran.out
+    assert "never-shown" not in ran.out
+    assert not (project / ".checkpointignore").exists()
+    ran = run("hook", "install", "claude-code", "--leave-out-secrets", at=project / "deep")
+    assert "Left out from now on, by .checkpointignore: .env" in ran.out
+    assert (project / ".checkpointignore").read_text() == "/.env\n"
+    assert "secrets" not in run("hook", "install", "claude-code", at=project).out

@@ -231,7 +231,12 @@ def session_root(event: Event, before: SessionNote | None, project: str) -> str:
     if before is not None and before.is_ours and os.path.isdir(before.root):
         return before.root
     is_known = os.path.isabs(project) and os.path.isdir(project)
-    start = Path(os.path.realpath(project if is_known else event.cwd))
+    return repository_root(project if is_known else event.cwd)
+
+
+def repository_root(place: str) -> str:
+    """Return the repository around a directory; the directory itself if there is none."""
+    start = Path(os.path.realpath(place))
     home = Path(os.path.realpath(os.path.expanduser("~")))
     for directory in (start, *start.parents):
         if directory == home or directory in home.parents:

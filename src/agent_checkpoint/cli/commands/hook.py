@@ -11,6 +11,7 @@ from typing import Any
 
 from agent_checkpoint.agents.agent_events import AGENTS, PROGRAMS
 from agent_checkpoint.agents.hook import event_sender
+from agent_checkpoint.agents.hook.event_saver import repository_root
 from agent_checkpoint.agents.settings.agent_settings import (
     FORMATS,
     agent_home,
@@ -36,6 +37,8 @@ from agent_checkpoint.cli.progress_backend import describe_store
 from agent_checkpoint.cli.store_location import STORE, StoreLocation
 from agent_checkpoint.errors import CheckpointError, InvalidInputError, NotFoundError
 from agent_checkpoint.records import short_repr as shown
+from agent_checkpoint.workspace.ignore.secret_files import leave_out as add_to_ignore_file
+from agent_checkpoint.workspace.ignore.secret_files import secret_files
 
 EXAMPLES = """
 agent-checkpoint hook install claude-code   install for all your projects
@@ -49,6 +52,7 @@ agent-checkpoint hook claude-code < event.json   save one event, as the agent do
 """
 _VERBS = ("install", "uninstall", "status", "stop")
 _LAST = 5
+_SECRETS_SHOWN = 10
 
 
 def arguments(parser: Parser) -> None:
@@ -67,6 +71,10 @@ def arguments(parser: Parser) -> None:
         "--project", action="store_true", help="use the settings of the current directory"
     )
     scope.add_argument("--user", action="store_true", help="use your user settings (default)")
+    parser.flag(
+        "--leave-out-secrets",
+        "with install: add files of this project that look like secrets to .checkpointignore",
+    )
     parser.add(
         "--budget",
         "SIZE",
@@ -108,6 +116,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
     if args.what == "install" and args.budget is not None:
         named = store or event_sender.absolute_store(os.environ.get(STORE) or "")
         set_budget(open_named(named or None), parse_size(args.budget))
+    secrets = _secrets(location, leave_out=args.leave_out_secrets) if args.what == "install" else []
     rows: list[dict[str, Any]] = []
     for agent in agents:
         path = settings_file(agent, project)
@@ -116,6 +125,8 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         else:
             is_changed = uninstall(agent, path, project)
         rows.append({"agent": agent, "file": str(path), "changed": is_changed})
+    for row in rows:
+        row.update({"secrets": secrets} if args.what == "install" else {})
 
     def show(out: Output) -> None:
         for row in rows:
@@ -125,10 +136,39 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
             else:
                 out.line(f"Installed in {path}." if is_changed else f"Already installed in {path}.")
                 out.line(f"  {FORMATS[row['agent']].next_step}", style="dim")
+        if secrets:
+            names = ", ".join(map(one_line, secrets[:_SECRETS_SHOWN]))
+            more = len(secrets) - _SECRETS_SHOWN
+            names += f" and {more:,} more" if more > 0 else ""
+            if args.leave_out_secrets:
+                out.line(f"Left out from now on, by .checkpointignore: {names}", style="yellow")
+            else:
+                out.line(
+                    f"These files look like secrets and are saved, too: {names}", style="yellow"
+                )
+                out.line(
+                    "  To leave them out, repeat the command with --leave-out-secrets. A rewind "
+                    "then does not restore them.",
+                    style="dim",
+                )
         if args.what == "install":
             out.line(f"To rewind to a tool call: {command_line('rewind', store or None)}")
 
     return CommandResult({"agents": rows} if args.all else rows[0], show)
+
+
+def _secrets(location: StoreLocation, *, leave_out: bool) -> list[str]:
+    """Return the files of the project that look like secrets; leave them out if told to.
+
+    Raises WorkspaceError.
+    """
+    root = Path(repository_root(str(location.directory)))
+    if root in (Path.home().resolve(), Path("/")):
+        return []  # not a project
+    found = secret_files(root)
+    if leave_out and found:
+        add_to_ignore_file(root, found)
+    return found
 
 
 def _found_agents() -> list[str]:
