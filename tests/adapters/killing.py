@@ -18,6 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from agent_checkpoint import Session, tool
+
 TURNS: "list[list[tuple[str, dict[str, str]]]]" = [
     [("append_line", {"file": "a.txt", "line": "one"}), ("announce", {"text": "first"})],
     [("announce", {"text": "second"})],
@@ -62,6 +64,19 @@ class Tools:
     def find_announcement(self, text: str) -> "str | None":
         """Return the outcome of `announce`, if it had its effect."""
         return "announced" if text in lines(self.outbox) else None
+
+    def announce_once(self) -> Any:
+        """Return `announce` as a tool with a ledger."""
+        return tool(
+            effect="irreversible",
+            key=lambda text, **_: text,
+            verify=lambda text, **_: self.find_announcement(text),
+        )(self.announce)
+
+    def session(self) -> Session:
+        """Open the session of the agent, with its files."""
+        store = self.directory / "store"
+        return Session("lines", workspace=self.work, store=store, on_drift="restore")
 
     def _begin(self, call: str) -> None:
         self._boundary()

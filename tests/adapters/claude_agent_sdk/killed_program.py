@@ -8,7 +8,6 @@ from typing import Any
 
 import claude_agent_sdk as sdk
 
-from agent_checkpoint import Session, tool
 from agent_checkpoint.adapters.claude_agent_sdk import session_options
 from examples.offline.scripted_anthropic import LAST, ScriptedAnthropic, results, serve
 from tests.adapters.killing import TURNS, Tools, asked
@@ -63,15 +62,9 @@ async def own(tools: Tools) -> None:
 
 
 async def ours(tools: Tools) -> None:
-    announce = tool(
-        effect="irreversible",
-        key=lambda text, **_: text,
-        verify=lambda text, **_: tools.find_announcement(text),
-    )(tools.announce)
-    with Session(
-        "lines", workspace=tools.work, store=DIRECTORY / "store", on_drift="restore"
-    ) as session:
-        await run(server_of(tools.append_line, announce), **session_options(session))
+    with tools.session() as session:
+        server = server_of(tools.append_line, tools.announce_once())
+        await run(server, **session_options(session))
 
 
 (DIRECTORY / "home").mkdir(exist_ok=True)

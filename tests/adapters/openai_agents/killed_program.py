@@ -9,7 +9,6 @@ from uuid import uuid4
 from agents import Agent, Runner, SQLiteSession, function_tool, set_tracing_disabled
 from agents.testing import ModelStep, ScriptedModel, assistant_message, function_call
 
-from agent_checkpoint import Session, tool
 from agent_checkpoint.adapters.openai_agents import CheckpointSession
 from tests.adapters.killing import LAST, Tools, asked
 
@@ -40,15 +39,8 @@ async def own(tools: Tools) -> None:
 
 
 async def ours(tools: Tools) -> None:
-    announce = tool(
-        effect="irreversible",
-        key=lambda text, **_: text,
-        verify=lambda text, **_: tools.find_announcement(text),
-    )(tools.announce)
-    agent = make_agent(tools.append_line, announce)
-    with Session(
-        "lines", workspace=tools.work, store=DIRECTORY / "store", on_drift="restore"
-    ) as session:
+    agent = make_agent(tools.append_line, tools.announce_once())
+    with tools.session() as session:
         conversation = CheckpointSession(session)
         await conversation.finish_turn(agent)
         task: Any = [] if await conversation.get_items() else TASK

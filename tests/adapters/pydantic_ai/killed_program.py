@@ -16,7 +16,6 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import FunctionModel
 
-from agent_checkpoint import Session, tool
 from agent_checkpoint.adapters.pydantic_ai import Checkpoints, message_history
 from tests.adapters.killing import LAST, Tools, asked
 
@@ -46,15 +45,8 @@ async def own(tools: Tools) -> None:
 
 
 async def ours(tools: Tools) -> None:
-    announce = tool(
-        effect="irreversible",
-        key=lambda text, **_: text,
-        verify=lambda text, **_: tools.find_announcement(text),
-    )(tools.announce)
-    agent = make_agent(tools.append_line, announce)
-    with Session(
-        "lines", workspace=tools.work, store=DIRECTORY / "store", on_drift="restore"
-    ) as session:
+    agent = make_agent(tools.append_line, tools.announce_once())
+    with tools.session() as session:
         before = message_history(session)
         result = await agent.run(
             None if before else TASK,
