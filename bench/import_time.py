@@ -12,11 +12,18 @@ import subprocess
 import sys
 import time
 
-TARGET_MS = 30
+TARGETS_MS = {
+    "import agent_checkpoint": 30,
+    "manager and workspace": 50,
+    "session": 70,
+}
+"""The targets P9: at most this much above a bare Python."""
 LEAST_RUNS = 15
 WORK = {
     "bare Python": "pass",
     "import agent_checkpoint": "import agent_checkpoint",
+    "manager and workspace": "from agent_checkpoint import CheckpointManager, Workspace",
+    "session": "from agent_checkpoint import Session",
     "every public name": "from agent_checkpoint import *",
     "for scale: import asyncio": "import asyncio",
 }
@@ -25,8 +32,10 @@ WORK = {
 def seconds(statement: str) -> float:
     """The wall time of one new process that runs the statement."""
     command = [sys.executable, "-c", statement]
+    # An installed package has its bytecode; without, each process would compile every module.
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
     started = time.perf_counter()
-    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, env=environment)
     return time.perf_counter() - started
 
 
@@ -52,7 +61,7 @@ def main() -> int:
     figures = measure(runs)
     bare = figures["bare Python"]
     above = {name: value - bare for name, value in figures.items()}
-    met = above["import agent_checkpoint"] <= TARGET_MS
+    met = {name: above[name] <= target for name, target in TARGETS_MS.items()}
     if options.json:
         print(json.dumps({"runs": runs, "ms": figures, "ms_above_bare": above, "met": met}))
         return 0
@@ -60,8 +69,9 @@ def main() -> int:
     print(f"  {'':28}{'ms':>8}{'above bare':>14}{'ratio':>8}")
     for name, value in figures.items():
         print(f"  {name:28}{value:8.1f}{above[name]:+11.1f} ms{value / bare:8.2f}")
-    verdict = "met" if met else "MISSED"
-    print(f"\n  target: import agent_checkpoint at most {TARGET_MS} ms above bare: {verdict}")
+    for name, target in TARGETS_MS.items():
+        verdict = "met" if met[name] else "MISSED"
+        print(f"  target: {name} at most {target} ms above bare: {verdict}")
     return 0
 
 

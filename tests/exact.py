@@ -14,7 +14,8 @@ import attrs
 import numpy
 import pydantic
 
-from agent_checkpoint.core.state_codec import decode_part, encode_state
+from agent_checkpoint.core.loading import decode_part
+from agent_checkpoint.core.state_codec import encode_state
 from agent_checkpoint.store.canonical_json import read_json, write_json
 from agent_checkpoint.store.objects.splitting import inline_tree
 

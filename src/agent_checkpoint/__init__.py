@@ -211,7 +211,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    if "threading" in sys.modules:  # otherwise no other thread can fork meanwhile
+    if len(sys._current_frames()) > 1:  # another thread may fork meanwhile
         from agent_checkpoint.backends.os_support.os_fork import block_forks
 
         with block_forks():

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple, TypedDict, Union, cast
+from typing import Any, Final, Literal, TypedDict, Union, cast
 
 from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.named_tuple import NamedTuple
 
 JsonValue = Union[None, bool, int, float, str, "list[JsonValue]", "dict[str, JsonValue]"]
 """A JSON value, the output of the codec for a Python value."""
@@ -136,6 +137,12 @@ class Draft(NamedTuple):
     """The claim of a directory to the key, if any."""
     redacted: int = 0
     """How many secrets `redact=` replaced in the parts, labels and tags."""
+
+
+class ExactText(str):
+    """An identifier of this library in a state: stored as a string, and never redacted."""
+
+    __slots__ = ()
 
 
 class CheckpointRow(dict[str, Any]):

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Union
+from functools import cache
+from typing import Any, Union
 
 from agent_checkpoint.errors import InvalidInputError, StateError
+from agent_checkpoint.named_tuple import NamedTuple
 
 Redact = Union[
     str,
@@ -77,108 +79,115 @@ def _may_assign(lower: str) -> bool:
     return False
 
 
-_PATTERNS = (
-    _Pattern(
-        "private-key",
-        ("private key",),
-        re.compile(
-            r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
-            r"(?:[\s\\nr]{0,8}(?:Proc-Type|DEK-Info|Version|Comment): [^\n\\]{0,100}){0,4}"
-            r"(?:[\s\\nr]{0,64}[A-Za-z0-9+/=]{16,})+[\s\\nr]{0,8}[A-Za-z0-9+/=]{0,64}"
-            r"(?:[\s\\nr]{0,8}-----END [A-Z0-9 ]{0,40}-----)?"
+@cache
+def _patterns() -> tuple[_Pattern, ...]:
+    """Return the built-in patterns; compiling them takes longer than loading a module."""
+    return (
+        _Pattern(
+            "private-key",
+            ("private key",),
+            re.compile(
+                r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+                r"(?:[\s\\nr]{0,8}(?:Proc-Type|DEK-Info|Version|Comment): [^\n\\]{0,100}){0,4}"
+                r"(?:[\s\\nr]{0,64}[A-Za-z0-9+/=]{16,})+[\s\\nr]{0,8}[A-Za-z0-9+/=]{0,64}"
+                r"(?:[\s\\nr]{0,8}-----END [A-Z0-9 ]{0,40}-----)?"
+            ),
         ),
-    ),
-    _Pattern("anthropic-key", ("sk-ant-",), re.compile(r"sk-ant-[A-Za-z0-9_-]{20,}")),
-    _Pattern(
-        "openai-key",
-        ("sk-",),
-        re.compile(
-            r"sk-(?:(?:proj|svcacct|admin|None)-[A-Za-z0-9_-]{20,}|or-v1-[0-9a-f]{40,})"
-            rf"|{_START}sk-[A-Za-z0-9]{{32,}}"
+        _Pattern("anthropic-key", ("sk-ant-",), re.compile(r"sk-ant-[A-Za-z0-9_-]{20,}")),
+        _Pattern(
+            "openai-key",
+            ("sk-",),
+            re.compile(
+                r"sk-(?:(?:proj|svcacct|admin|None)-[A-Za-z0-9_-]{20,}|or-v1-[0-9a-f]{40,})"
+                rf"|{_START}sk-[A-Za-z0-9]{{32,}}"
+            ),
         ),
-    ),
-    _Pattern(
-        "github-token",
-        ("gh", "github_pat_"),
-        re.compile(r"gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,}"),
-    ),
-    _Pattern(
-        "gitlab-token",
-        ("gl",),
-        re.compile(r"gl(?:pat|dt|rt|cbt|ptt|ft|soat|oas)-[A-Za-z0-9_-]{20,}"),
-    ),
-    _Pattern(
-        "slack-token",
-        ("xox", "xapp-", "hooks.slack.com"),
-        re.compile(
-            r"xox[abeoprs]-[A-Za-z0-9-]{10,}|xapp-[0-9]-[A-Za-z0-9-]{10,}"
-            r"|hooks\.slack\.com/services/[A-Za-z0-9/_-]{20,}"
+        _Pattern(
+            "github-token",
+            ("gh", "github_pat_"),
+            re.compile(r"gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,}"),
         ),
-    ),
-    _Pattern(
-        "stripe-key",
-        ("k_live_", "k_test_", "whsec_"),
-        re.compile(rf"{_START}[rs]k_(?:live|test)_[A-Za-z0-9]{{16,}}|whsec_[A-Za-z0-9+/=]{{24,}}"),
-    ),
-    _Pattern(
-        "google-key",
-        ("aiza", "ya29.", "gocspx-"),
-        re.compile(r"AIza[A-Za-z0-9_-]{35}|ya29\.[A-Za-z0-9_-]{20,}|GOCSPX-[A-Za-z0-9_-]{20,}"),
-    ),
-    _Pattern(
-        "aws-key",
-        ("akia", "asia"),
-        re.compile(rf"(?:(?<![A-Z0-9])|{_ESCAPE})(?:AKIA|ASIA)[A-Z2-7]{{16}}(?![A-Z0-9])"),
-    ),
-    _Pattern("hugging-face-token", ("hf_",), re.compile(rf"{_START}hf_[A-Za-z0-9]{{30,}}")),
-    _Pattern("npm-token", ("npm_",), re.compile(rf"{_START}npm_[A-Za-z0-9]{{36,}}")),
-    _Pattern("pypi-token", ("pypi-",), re.compile(r"pypi-[A-Za-z0-9_-]{50,}")),
-    _Pattern(
-        "jwt",
-        (".ey",),
-        re.compile(rf"{_START}ey[A-Za-z0-9_-]{{10,}}\.ey[A-Za-z0-9_-]{{8,}}\.[A-Za-z0-9_-]{{8,}}"),
-    ),
-    _Pattern(
-        "authorization",
-        ("bearer", "authorization"),
-        re.compile(
-            r"(?P<before>authorization[\"'\\]{0,3}\s{0,4}[:=]\s{0,4}[\"'\\]{0,3}"
-            r"(?:bearer|basic|token)\s{1,4}"
-            r"|(?<![a-z])bearer\s{1,4}(?=[a-z._~+/=-]{0,256}[0-9])(?=[^\s\"'\\]{20}))"
-            r"[a-z0-9._~+/=-]{8,}",
-            re.IGNORECASE,
+        _Pattern(
+            "gitlab-token",
+            ("gl",),
+            re.compile(r"gl(?:pat|dt|rt|cbt|ptt|ft|soat|oas)-[A-Za-z0-9_-]{20,}"),
         ),
-    ),
-    _Pattern(
-        "url-password",
-        ("://",),
-        re.compile(
-            r"(?<=://)(?P<before>[^\s/:@\"'<>?#]{0,128}:)"
-            r"(?!\$\{|\$[A-Z_]{2}|\{|%\(|\*\*|\[|<)[^\s/\"'<>?#]{1,256}(?=@)"
+        _Pattern(
+            "slack-token",
+            ("xox", "xapp-", "hooks.slack.com"),
+            re.compile(
+                r"xox[abeoprs]-[A-Za-z0-9-]{10,}|xapp-[0-9]-[A-Za-z0-9-]{10,}"
+                r"|hooks\.slack\.com/services/[A-Za-z0-9/_-]{20,}"
+            ),
         ),
-    ),
-    _Pattern(
-        "assignment",
-        ("pass", "pwd", "key", "token", "secret"),
-        re.compile(
-            rf"(?P<before>{_NAMES}[\"'\\]{{0,3}}\s{{0,4}}(?::=|=>|=(?!=)|:)\s{{0,4}}[\"'\\]{{0,3}})"
-            r"(?P<value>[^\s\"'\\,;&<>`]{6,256})",
-            re.IGNORECASE,
+        _Pattern(
+            "stripe-key",
+            ("k_live_", "k_test_", "whsec_"),
+            re.compile(
+                rf"{_START}[rs]k_(?:live|test)_[A-Za-z0-9]{{16,}}|whsec_[A-Za-z0-9+/=]{{24,}}"
+            ),
         ),
-        _may_assign,
-    ),
-)
-_SECRET_NAME = re.compile(rf"[a-z0-9_.-]{{0,64}}?{_NAMES}", re.IGNORECASE)
+        _Pattern(
+            "google-key",
+            ("aiza", "ya29.", "gocspx-"),
+            re.compile(r"AIza[A-Za-z0-9_-]{35}|ya29\.[A-Za-z0-9_-]{20,}|GOCSPX-[A-Za-z0-9_-]{20,}"),
+        ),
+        _Pattern(
+            "aws-key",
+            ("akia", "asia"),
+            re.compile(rf"(?:(?<![A-Z0-9])|{_ESCAPE})(?:AKIA|ASIA)[A-Z2-7]{{16}}(?![A-Z0-9])"),
+        ),
+        _Pattern("hugging-face-token", ("hf_",), re.compile(rf"{_START}hf_[A-Za-z0-9]{{30,}}")),
+        _Pattern("npm-token", ("npm_",), re.compile(rf"{_START}npm_[A-Za-z0-9]{{36,}}")),
+        _Pattern("pypi-token", ("pypi-",), re.compile(r"pypi-[A-Za-z0-9_-]{50,}")),
+        _Pattern(
+            "jwt",
+            (".ey",),
+            re.compile(
+                rf"{_START}ey[A-Za-z0-9_-]{{10,}}\.ey[A-Za-z0-9_-]{{8,}}\.[A-Za-z0-9_-]{{8,}}"
+            ),
+        ),
+        _Pattern(
+            "authorization",
+            ("bearer", "authorization"),
+            re.compile(
+                r"(?P<before>authorization[\"'\\]{0,3}\s{0,4}[:=]\s{0,4}[\"'\\]{0,3}"
+                r"(?:bearer|basic|token)\s{1,4}"
+                r"|(?<![a-z])bearer\s{1,4}(?=[a-z._~+/=-]{0,256}[0-9])(?=[^\s\"'\\]{20}))"
+                r"[a-z0-9._~+/=-]{8,}",
+                re.IGNORECASE,
+            ),
+        ),
+        _Pattern(
+            "url-password",
+            ("://",),
+            re.compile(
+                r"(?<=://)(?P<before>[^\s/:@\"'<>?#]{0,128}:)"
+                r"(?!\$\{|\$[A-Z_]{2}|\{|%\(|\*\*|\[|<)[^\s/\"'<>?#]{1,256}(?=@)"
+            ),
+        ),
+        _Pattern(
+            "assignment",
+            ("pass", "pwd", "key", "token", "secret"),
+            re.compile(
+                rf"(?P<before>{_NAMES}[\"'\\]{{0,3}}\s{{0,4}}(?::=|=>|=(?!=)|:)\s{{0,4}}[\"'\\]{{0,3}})"
+                r"(?P<value>[^\s\"'\\,;&<>`]{6,256})",
+                re.IGNORECASE,
+            ),
+            _may_assign,
+        ),
+    )
+
+
+@cache
+def _secret_name() -> re.Pattern[str]:
+    return re.compile(rf"[a-z0-9_.-]{{0,64}}?{_NAMES}", re.IGNORECASE)
+
+
 _REFERENCE = re.compile(r"[$%{*\[(]|[A-Z][A-Z0-9_]*\Z|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*[.(\[]")
 """The start of a value that refers to a secret: `$KEY`, `{key}`, `KEY`, `os.environ["KEY"]`."""
 
 Counted = tuple[str, int]
-
-
-class ExactText(str):
-    """An identifier of this library in a state: stored as a string, and never redacted."""
-
-    __slots__ = ()
 
 
 class _Rule(NamedTuple):
@@ -231,7 +240,7 @@ class Redactor:
             self._has_names
             and len(value) >= 6
             and len(name) <= 128
-            and _SECRET_NAME.fullmatch(name) is not None
+            and _secret_name().fullmatch(name) is not None
             and not any(map(str.isspace, value))
             and _REFERENCE.match(value) is None
         ):
@@ -324,7 +333,7 @@ def _replace(
 
 def _builtin(text: str, word: str) -> Counted:
     lower, count = text.casefold(), 0
-    for kind, hints, form, is_possible in _PATTERNS:
+    for kind, hints, form, is_possible in _patterns():
         if any(hint in lower for hint in hints) and is_possible(lower):
             text, found = _replace(form, text, lambda match, kind=kind: _fresh(match, word, kind))  # type: ignore[misc]
             count += found

@@ -11,7 +11,6 @@ import errno
 import hashlib
 import hmac
 import os
-import secrets
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -194,11 +193,11 @@ def _create(path: Path) -> None:
     # One by one: with `parents=True` the umask would set their mode.
     for folder in reversed(missing):
         folder.mkdir(mode=0o700, exist_ok=True)
-    fresh = path.with_name(f"secret.{secrets.token_hex(8)}")
+    fresh = path.with_name(f"secret.{os.urandom(8).hex()}")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(fd, "wb") as file:
-            file.write(secrets.token_hex(32).encode() + b"\n")
+            file.write(os.urandom(32).hex().encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
         with suppress(FileExistsError):  # another process was first: use its secret

@@ -10,7 +10,7 @@ import pytest
 from agent_checkpoint import CheckpointManager, Log, NotFoundError
 from agent_checkpoint.core.codec.decode import TAG_HANDLERS
 from agent_checkpoint.core.codec.encode import encode, encode_as_pickle
-from agent_checkpoint.core.codec.scalars import DECODERS
+from agent_checkpoint.core.codec.leaves import DECODERS
 from agent_checkpoint.store.objects.object_format import STATE_KINDS
 from agent_checkpoint.store.objects.reader import TAGS
 from agent_checkpoint.store.objects.splitting import inline_tree

@@ -156,14 +156,13 @@ def test_forks_at_many_moments_of_a_first_save(tmp_path, scheme, full_faults, tr
 
 
 LAZY = ("backends", "store", "core", "manager", "session", "workspace")
-LOADED_BY_THE_MANAGER = {"core/checkpointable.py", "core/log.py"}
 FIRST_LOADED_ELSEWHERE = {"core/codec/arrays.py"}  # but for what it decodes, which is tested above
 A_PROGRAM = {"session/explore/trial_process.py"}
 
 
 def test_every_import_within_a_function_is_behind_the_gate():
     """All that is loaded at its first use, and so perhaps beside a fork."""
-    allowed = LOADED_BY_THE_MANAGER | FIRST_LOADED_ELSEWHERE | A_PROGRAM
+    allowed = FIRST_LOADED_ELSEWHERE | A_PROGRAM
     found = []
     for package in LAZY:
         for path in sorted((PACKAGE / package).rglob("*.py")):

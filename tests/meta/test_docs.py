@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 import agent_checkpoint
-from agent_checkpoint.core.codec import decode, scalars
+from agent_checkpoint.core.codec import decode, leaves
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -291,4 +291,4 @@ def test_the_format_page_has_every_tag() -> None:
     page = (ROOT / "docs" / "format-file-store.md").read_text(encoding="utf-8")
     shown = set(re.findall(r"^\| `(\$\w+)", page, flags=re.M))
     importlib.import_module("agent_checkpoint.core.log")  # adds its tag
-    assert shown == {*decode.TAG_HANDLERS, *scalars.DECODERS, "$type"}
+    assert shown == {*decode.TAG_HANDLERS, *leaves.DECODERS, "$type"}

@@ -64,6 +64,25 @@ def test_no_public_name_loads(slow: str) -> None:
     assert slow not in loaded_by("from agent_checkpoint import *")
 
 
+# Each of these takes a millisecond or more, and a first save needs none of them.
+SLOW = [
+    "ast", "asyncio", "concurrent", "dataclasses", "datetime", "decimal", "difflib", "fractions",
+    "importlib.metadata", "inspect", "logging", "pickle", "pickletools", "platform", "random",
+    "socket", "sqlite3", "traceback", "uuid", "zoneinfo",
+]  # fmt: skip
+SELDOM = [
+    "core.codec.library_scalars", "core.codec.redacted_tree", "core.loading",
+    "manager.checkpoint_diff", "redaction", "store.archive", "store.ledger", "store.maintenance.gc",
+    "store.maintenance.purge", "store.maintenance.verify", "workspace.fork", "workspace.restore",
+]  # fmt: skip
+"""Parts of the package that a first save does not need."""
+
+
+def test_manager_and_workspace_load_nothing_slow() -> None:
+    loaded = set(loaded_by("from agent_checkpoint import CheckpointManager, Workspace"))
+    assert loaded & {*SLOW, *(f"agent_checkpoint.{name}" for name in SELDOM)} == set()
+
+
 def test_one_name_does_not_load_the_others() -> None:
     modules = loaded_by("from agent_checkpoint import ConflictError")
     ours = [module for module in modules if module.startswith("agent_checkpoint.")]

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import short_repr
 
 CLAUDE, CODEX, GEMINI, QWEN = "claude-code", "codex", "gemini", "qwen"

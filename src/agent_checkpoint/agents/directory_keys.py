@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 from agent_checkpoint.agents.agent_events import AGENTS
 from agent_checkpoint.agents.session_note import PART as HOOK
 from agent_checkpoint.agents.session_note import SessionNote, read_note
 from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.formatting import one_line, shell_quote
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import ROLLBACK_KINDS, Checkpoint, Kind
 from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
 from agent_checkpoint.session.session_record import is_foreign as is_foreign_session

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.agents.agent_events import Call, Event
 from agent_checkpoint.core.codec.encode import encode
-from agent_checkpoint.core.state_codec import decode_part
+from agent_checkpoint.core.loading import decode_part
 from agent_checkpoint.errors import IntegrityError, StateError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import Checkpoint, JsonValue, short_repr
 from agent_checkpoint.seal import is_own_claim, seal_claim
 from agent_checkpoint.store.directory_claims import host_of

@@ -11,10 +11,11 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.agents.agent_events import BEFORE, PROGRAMS, TURN, Call, Event
 from agent_checkpoint.agents.state_dir import open_state_dir
+from agent_checkpoint.named_tuple import NamedTuple
 
 _SUFFIX = ".session.json"
 _MAX_BYTES = 1 << 16

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.agents.agent_events import CLAUDE, CODEX, GEMINI, QWEN, call_words
+from agent_checkpoint.named_tuple import NamedTuple
 
 PROMPT, REPLY, CALL, RESULT, RESET = "prompt", "reply", "call", "result", "reset"
 """Kinds of items: a user's prompt, a part of a reply of the model, a tool call in it, the result of

@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from agent_checkpoint.errors import CheckpointError, ConflictError, StorageError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.options import Compression, Durability, check_option
 from agent_checkpoint.records import Entry, ObjectInfo, short_repr
 

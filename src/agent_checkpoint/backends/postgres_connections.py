@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID, uuid4
 from weakref import finalize
 
@@ -33,6 +33,7 @@ from agent_checkpoint.errors import (
     InvalidInputError,
     StorageError,
 )
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import short_repr
 
 # A failed statement aborts its pipeline, and psycopg logs this beside the error that is raised.

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 from agent_checkpoint.cli.hints import command_line
 from agent_checkpoint.formatting import (
@@ -25,6 +25,7 @@ from agent_checkpoint.formatting import (
     one_line,
     truncate_to_width,
 )
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.redaction import mask_json
 
 __all__ = [

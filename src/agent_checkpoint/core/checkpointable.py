@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.core.captured_fields import overrides
 from agent_checkpoint.core.class_names import register_class
 from agent_checkpoint.core.path_errors import as_state_error
@@ -30,8 +31,9 @@ class Checkpointable:
         Raises:
             StateError: a value cannot be copied; the message contains its path.
         """
-        from agent_checkpoint.core.codec.encode import own_state
-        from agent_checkpoint.core.copying import snapshot
+        with block_forks():
+            from agent_checkpoint.core.codec.encode import own_state
+            from agent_checkpoint.core.copying import snapshot
 
         with as_state_error("agent", self):
             # Not an overriding state_dict(): it may be the caller, through super().
@@ -52,7 +54,8 @@ class Checkpointable:
             MigrationError: the state cannot be migrated to the current version.
             StateError: a value cannot be rebuilt or assigned.
         """
-        from agent_checkpoint.core.loading import load
+        with block_forks():
+            from agent_checkpoint.core.loading import load
 
         return load(self, state, strict=strict)
 
@@ -62,7 +65,8 @@ class Checkpointable:
         Raises:
             StateError: a value cannot be copied.
         """
-        from agent_checkpoint.core.copying import cloned
+        with block_forks():
+            from agent_checkpoint.core.copying import cloned
 
         with as_state_error("agent", self):
             twin = cloned(self)
@@ -81,7 +85,8 @@ class Checkpointable:
             InvalidInputError: `other` is not a Stateful.
             StateError: a value cannot be copied.
         """
-        from agent_checkpoint.core.state_diff import diff_states
+        with block_forks():
+            from agent_checkpoint.core.state_diff import diff_states
 
         if not is_stateful(other):
             raise InvalidInputError(f"diff() takes a Stateful, not {short_repr(other)}.")

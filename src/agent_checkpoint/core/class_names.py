@@ -6,7 +6,6 @@ Never imports a module for a name: only classes that the program has defined can
 from __future__ import annotations
 
 import gc
-import inspect
 import threading
 from typing import Any
 from weakref import ref
@@ -96,7 +95,7 @@ def name_of(cls: type) -> str:
 def ask_class(cls: type, method: str) -> Any:
     """Call a hook without an instance; an ordinary method gets the class as `self`."""
     bound = getattr(cls, method)
-    static = inspect.getattr_static(cls, method)
+    static = next(vars(base)[method] for base in cls.__mro__ if method in vars(base))
     return bound() if isinstance(static, (classmethod, staticmethod)) else bound(cls)
 
 

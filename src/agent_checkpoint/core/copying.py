@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_checkpoint.core.captured_fields import is_checkpointable, read_fields
 from agent_checkpoint.core.codec.encode import state_of
+from agent_checkpoint.core.codec.leaves import library_leaf
 from agent_checkpoint.core.codec.scalars import LEAVES
 from agent_checkpoint.core.immutable import (
     ImmutableDict,
@@ -141,6 +142,8 @@ def immutable_copy(value: Any) -> tuple[Any, bool]:
             return immutable_list(map(descend, item))
         if kind is tuple:
             return tuple(map(descend, item))
+        if library_leaf(kind) is not None:
+            return item
         is_constant = False
         return clone(item, 0, None)
 
@@ -176,12 +179,14 @@ def _copy(value: Any, depth: int, descend: Descend, live: Any = None) -> Any:
     kind = type(value)
     if kind in ATOMS:
         return value
-    if depth > MAX_DEPTH:
+    if depth > MAX_DEPTH and library_leaf(kind) is None:
         raise TooDeepError
     if kind in SEQUENCES:
         return _sequence(value, depth, descend, live)
     if kind in _MAPPINGS:
         return _mapping(value, depth, descend, live)
+    if library_leaf(kind) is not None:
+        return value
     try:
         return copy.deepcopy(value)
     except Exception as error:

@@ -14,8 +14,8 @@ from typing import Any
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.core.codec.encode import encode
+from agent_checkpoint.core.loading import decode_part
 from agent_checkpoint.core.path_errors import cause_text
-from agent_checkpoint.core.state_codec import decode_part
 from agent_checkpoint.errors import InvalidInputError, StateError, StateMismatchError
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.objects.object_format import RECORD, make_object

@@ -1,4 +1,4 @@
-"""Loads states into objects. Does not depend on JSON or storage.
+"""Decodes states and loads them into objects. Does not depend on storage.
 
 Class, version, fields and nested objects are checked first; nothing is assigned before all checks
 pass.
@@ -19,7 +19,7 @@ from agent_checkpoint.core.captured_fields import (
     version_of,
 )
 from agent_checkpoint.core.class_names import canonical, find_class, name_of
-from agent_checkpoint.core.codec.decode import Decoded
+from agent_checkpoint.core.codec.decode import Decoded, decode
 from agent_checkpoint.core.codec.type_hints import hinted_types
 from agent_checkpoint.core.copying import rebuild_nested, snapshot
 from agent_checkpoint.core.live_objects import LiveObjects
@@ -42,7 +42,8 @@ from agent_checkpoint.core.stateful import (
     writes_own_objects,
 )
 from agent_checkpoint.errors import StateError, StateMismatchError
-from agent_checkpoint.records import short_repr
+from agent_checkpoint.records import JsonValue, short_repr
+from agent_checkpoint.store.objects.reader import Reader
 from agent_checkpoint.store.objects.references import ObjectRef
 
 if TYPE_CHECKING:
@@ -351,3 +352,43 @@ def _refuse_mismatch(results: Mapping[str, Any]) -> None:
             found.append(f"{name} has unexpected {listed(result.unexpected_keys)}")
     if found:
         raise StateMismatchError(f"The state does not match in strict mode: {'; '.join(found)}.")
+
+
+def decode_part(
+    tree: JsonValue,
+    path: str,
+    target: Any = None,
+    *,
+    trust_pickle: bool = False,
+    reader: Reader | None = None,
+) -> Decoded:
+    """Decode a state for `target` to load.
+
+    Args:
+        tree: a result of `encode_state`.
+        path: its name in messages.
+        target: the object to load into; its type hints allow types to be decoded.
+        trust_pickle: load pickles without verifying their signature.
+        reader: reads the objects that the tree refers to, if it comes from a store.
+
+    Raises:
+        StateError: the state cannot be decoded.
+        UntrustedDataError: a pickle has no valid signature under this user's secret.
+    """
+
+    def scope(name: object, outer: Mapping[str, type]) -> Mapping[str, type]:
+        if not isinstance(name, str):
+            return {}
+        if is_checkpointable(target) and canonical(name) == name_of(type(target)):
+            return hinted_types(type(target))
+        try:
+            return hinted_types(class_of_state(name, outer))
+        except StateError:
+            return {}  # unknown types are then reported by name
+
+    def rebuild(state: StateDict) -> Any:
+        return rebuild_state(state, state.types)
+
+    return decode(
+        tree, path, scope=scope, rebuild=rebuild, trust_pickle=trust_pickle, reader=reader
+    )

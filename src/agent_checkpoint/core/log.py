@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, overload
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 from weakref import WeakSet
 
 from agent_checkpoint.core.codec.decode import TAG_HANDLERS
@@ -16,14 +16,16 @@ from agent_checkpoint.core.immutable import ImmutableDict, ImmutableList
 from agent_checkpoint.core.path_errors import ITEMS, PathError, as_state_error
 from agent_checkpoint.core.stateful import LoadResult
 from agent_checkpoint.errors import ImmutableError, InvalidInputError, StateMismatchError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import JsonValue, short_repr
-from agent_checkpoint.redaction import Redactor
 from agent_checkpoint.store.objects.merkle_list import MerkleListBuilder, StoredList
 from agent_checkpoint.store.objects.splitting import IN_ENTRY, OutOfLineValue, add_item, put_list
 from agent_checkpoint.store.objects.writer import Writer
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
+
+    from agent_checkpoint.redaction import Redactor
 
     T = TypeVar("T", default=Any)  # `Log()` is a Log[Any]
 else:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.core.class_names import canonical
 from agent_checkpoint.core.path_errors import PathError, cause_text
 from agent_checkpoint.core.stateful import CLASS, VERSION, VERSION_FORM, StateDict
 from agent_checkpoint.errors import InvalidInputError, MigrationError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import short_repr
 
 Migration = Callable[[dict[str, Any]], Any]

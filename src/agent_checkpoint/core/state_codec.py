@@ -1,25 +1,19 @@
-"""Encodes states to JSON and decodes them. Decides which type hints apply to a state."""
+"""Encodes states to JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from agent_checkpoint.core.captured_fields import is_checkpointable
-from agent_checkpoint.core.class_names import canonical, name_of
-from agent_checkpoint.core.codec.decode import Decoded, decode
 from agent_checkpoint.core.codec.encode import NewWriter, encode, encode_as_pickle
 from agent_checkpoint.core.codec.save_policy import NO_POLICY, SavePolicy
-from agent_checkpoint.core.codec.type_hints import hinted_types
 from agent_checkpoint.core.copying import snapshot
-from agent_checkpoint.core.loading import class_of_state, rebuild_state
 from agent_checkpoint.core.log import Log, LogItems
 from agent_checkpoint.core.path_errors import as_state_error, cause_text, key_segment
-from agent_checkpoint.core.stateful import StateDict, writes_own_objects
+from agent_checkpoint.core.stateful import writes_own_objects
 from agent_checkpoint.errors import StateError
 from agent_checkpoint.options import StateFormat
 from agent_checkpoint.records import JsonValue
-from agent_checkpoint.store.objects.reader import Reader
 
 _TRIES = 5
 
@@ -53,46 +47,6 @@ def encode_state(
             if "during iteration" not in str(error) or attempt == _TRIES - 1:
                 raise StateError(f"{path} cannot be captured ({cause_text(error)}).") from error
     raise AssertionError("unreachable: the loop returns or raises")
-
-
-def decode_part(
-    tree: JsonValue,
-    path: str,
-    target: Any = None,
-    *,
-    trust_pickle: bool = False,
-    reader: Reader | None = None,
-) -> Decoded:
-    """Decode a state for `target` to load.
-
-    Args:
-        tree: a result of `encode_state`.
-        path: its name in messages.
-        target: the object to load into; its type hints allow types to be decoded.
-        trust_pickle: load pickles without verifying their signature.
-        reader: reads the objects that the tree refers to, if it comes from a store.
-
-    Raises:
-        StateError: the state cannot be decoded.
-        UntrustedDataError: a pickle has no valid signature under this user's secret.
-    """
-
-    def scope(name: object, outer: Mapping[str, type]) -> Mapping[str, type]:
-        if not isinstance(name, str):
-            return {}
-        if is_checkpointable(target) and canonical(name) == name_of(type(target)):
-            return hinted_types(type(target))
-        try:
-            return hinted_types(class_of_state(name, outer))
-        except StateError:
-            return {}  # unknown types are then reported by name
-
-    def rebuild(state: StateDict) -> Any:
-        return rebuild_state(state, state.types)
-
-    return decode(
-        tree, path, scope=scope, rebuild=rebuild, trust_pickle=trust_pickle, reader=reader
-    )
 
 
 def _encode(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from agent_checkpoint.core.codec.arrays import is_masked, is_plain, masked_content
-from agent_checkpoint.core.codec.scalars import LEAVES
+from agent_checkpoint.core.codec.leaves import leaf_of
 from agent_checkpoint.core.codec.structures import attributes
 from agent_checkpoint.core.log import Log, raw_items
 from agent_checkpoint.core.path_errors import key_segment
@@ -77,7 +77,7 @@ def _same(a: Any, b: Any) -> bool:
             and (kind is not dict or _same(a[mine], b[theirs]))
             for mine, theirs in _partners(a, b)
         )
-    leaf = LEAVES.get(kind)
+    leaf = leaf_of(kind)
     text = None if leaf is None else leaf.encode(a)
     if leaf is not None and text is not None:
         return _same(text, leaf.encode(b))  # compare what is stored: == ignores fold and zone
@@ -156,7 +156,8 @@ def _rough(key: Any) -> Any:
     kind = type(key)
     if kind is tuple:
         return tuple(map(_rough, key))
-    return safe_repr(key) if kind in _PLAIN or kind is float or kind in LEAVES else kind
+    is_scalar = kind in _PLAIN or kind is float or leaf_of(kind) is not None
+    return safe_repr(key) if is_scalar else kind
 
 
 def _same_arrays(a: Any, b: Any) -> bool:

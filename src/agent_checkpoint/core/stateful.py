@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+
+from agent_checkpoint.named_tuple import NamedTuple
 
 CLASS = "__class__"
 VERSION = "__version__"

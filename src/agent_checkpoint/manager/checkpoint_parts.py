@@ -8,23 +8,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint import telemetry
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.core.codec.encode import NewWriter
-from agent_checkpoint.core.codec.redacted_tree import redact_tree
 from agent_checkpoint.core.codec.save_policy import NO_POLICY, SavePolicy
-from agent_checkpoint.core.live_objects import LiveObjects
-from agent_checkpoint.core.loading import load_parts
 from agent_checkpoint.core.path_errors import as_state_error
-from agent_checkpoint.core.state_codec import decode_part, encode_state
+from agent_checkpoint.core.state_codec import encode_state
 from agent_checkpoint.core.stateful import is_stateful
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
 from agent_checkpoint.options import StateFormat
 from agent_checkpoint.records import Draft, JsonValue, short_repr
-from agent_checkpoint.redaction import Redactor
 from agent_checkpoint.store.canonical_json import exact_float
 from agent_checkpoint.store.objects.reader import Reader
+
+if TYPE_CHECKING:
+    from agent_checkpoint.core.live_objects import LiveObjects
+    from agent_checkpoint.redaction import Redactor
 
 SINGLE_PART = "agent"
 """The part name of a single agent or plain dict."""
@@ -135,6 +136,9 @@ def restore_parts(
         StateError: a state cannot be decoded or loaded.
         IntegrityError: a referenced object is missing or damaged.
     """
+    with block_forks():  # a program that only saves does not load them
+        from agent_checkpoint.core.loading import decode_part, load_parts
+
     if reader is not None:
         reader.fetch(saved[name] for name in targets)
     pairs = {
@@ -166,6 +170,9 @@ def states_of(
         StateError: a state cannot be decoded.
         IntegrityError: a referenced object is missing or damaged.
     """
+    with block_forks():
+        from agent_checkpoint.core.loading import decode_part  # slow to load
+
     if reader is not None:
         reader.fetch(saved.values())
     states = {
@@ -226,6 +233,9 @@ def check_name(name: str, what: str, redactor: Redactor | None) -> None:
 
 
 def _redacted(draft: Draft, redactor: Redactor) -> Draft:
+    with block_forks():
+        from agent_checkpoint.core.codec.redacted_tree import redact_tree  # slow to load
+
     for name, what in (
         (draft.key, "The key"),
         *((name, "A part name") for name in draft.parts),

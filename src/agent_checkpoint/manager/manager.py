@@ -10,16 +10,13 @@ from copy import copy
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 from agent_checkpoint import telemetry
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.backends.registry import encryption, open_store
-from agent_checkpoint.core.codec.redacted_tree import mask_tree
 from agent_checkpoint.core.codec.save_policy import SavePolicy
-from agent_checkpoint.core.external_snapshot import External
-from agent_checkpoint.core.live_objects import LiveObjects
 from agent_checkpoint.errors import (
     UNUSABLE,
     ConflictError,
@@ -29,7 +26,6 @@ from agent_checkpoint.errors import (
 )
 from agent_checkpoint.manager.async_verbs import await_future, in_thread
 from agent_checkpoint.manager.background_saves import BackgroundWriter
-from agent_checkpoint.manager.checkpoint_diff import Comparison, DiffOptions
 from agent_checkpoint.manager.checkpoint_parts import (
     capture,
     check_name,
@@ -40,8 +36,7 @@ from agent_checkpoint.manager.checkpoint_parts import (
     states_of,
 )
 from agent_checkpoint.manager.expected_head import expect_head, head_conflict
-from agent_checkpoint.manager.key_deletion import delete_key
-from agent_checkpoint.manager.record_log import RecordLog
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.options import (
     BackendName,
     Compression,
@@ -63,18 +58,9 @@ from agent_checkpoint.records import (
     parse_checkpoint_id,
     short_repr,
 )
-from agent_checkpoint.redaction import Redact, Redactor, redactor_of
-from agent_checkpoint.store.archive.archive_file import export_archive
-from agent_checkpoint.store.archive.importer import import_archive, remove_dead_imports
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.lookup import find, find_seq, retry_if_pruned
-from agent_checkpoint.store.maintenance import prune, stats
-from agent_checkpoint.store.maintenance.gc import GcReport, gc
-from agent_checkpoint.store.maintenance.purge import PurgeReport, purge
-from agent_checkpoint.store.maintenance.retention import Policy
-from agent_checkpoint.store.maintenance.verify import VerifyReport, verify
 from agent_checkpoint.store.objects.reader import Reader
-from agent_checkpoint.store.record_stream import record_logs
 from agent_checkpoint.store.store import Store, key_not_found
 from agent_checkpoint.store.store_argument import existing_store
 
@@ -84,6 +70,13 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from agent_checkpoint.backends.wrappers.encryption_keys import EncryptionKey
+    from agent_checkpoint.manager.checkpoint_diff import Comparison, DiffOptions
+    from agent_checkpoint.manager.record_log import RecordLog
+    from agent_checkpoint.redaction import Redact, Redactor
+    from agent_checkpoint.store.maintenance.gc import GcReport
+    from agent_checkpoint.store.maintenance.purge import PurgeReport
+    from agent_checkpoint.store.maintenance.retention import Policy
+    from agent_checkpoint.store.maintenance.verify import VerifyReport
     from agent_checkpoint.store.store_argument import StoreLike
 
 Self = TypeVar("Self", bound="CheckpointManager")
@@ -170,7 +163,7 @@ class CheckpointManager:
         check_option("fmt", fmt, StateFormat)
         self.fmt = fmt
         """The encoding of states: `json` or `pickle`."""
-        self.policy = save_policy(fmt, pickles, redactor_of(redact))
+        self.policy = save_policy(fmt, pickles, _redactor(redact))
         """What a save does with values that would be pickled, and with secrets."""
         options: dict[str, Any] = {
             "durability": durability,
@@ -374,6 +367,9 @@ class CheckpointManager:
 
         `as` binds the id of the checkpoint. Raises the same errors as `save` and `load`.
         """
+        with block_forks():
+            from agent_checkpoint.core.live_objects import LiveObjects  # slow to load
+
         draft, _ = self._draft(key, agent, label=label)
         targets = parts_of(agent)
         live_objects = LiveObjects(targets.values())
@@ -450,6 +446,9 @@ class CheckpointManager:
         Raises:
             InvalidInputError: the key or the name is not a non-empty string of at most 1 KiB.
         """
+        with block_forks():
+            from agent_checkpoint.manager.record_log import RecordLog  # slow to load
+
         check_name(key, "The key", self.policy.redactor)
         return RecordLog(self.store, check_key(key), check_key(name), self.policy)
 
@@ -459,6 +458,9 @@ class CheckpointManager:
         Raises:
             StorageError: the medium failed.
         """
+        with block_forks():
+            from agent_checkpoint.store.record_stream import record_logs  # slow to load
+
         return sorted(record_logs(self.store, prefix))
 
     def fork(self, key: str, new_key: str, checkpoint_id: str | None = None) -> str:
@@ -468,6 +470,8 @@ class CheckpointManager:
             NotFoundError: there is no such key or checkpoint.
             ConflictError: the new key already exists.
         """
+        with block_forks():
+            from agent_checkpoint.store.archive.importer import remove_dead_imports  # slow to load
 
         def begin(source: Checkpoint) -> str:
             draft = draft_from(source, check_key(new_key), Kind.FORK)
@@ -496,6 +500,9 @@ class CheckpointManager:
         if checkpoint_id is not None:
             self.store.remove(key, [find_seq(self.store, checkpoint_id, key=key)])
             return
+        with block_forks():
+            from agent_checkpoint.manager.key_deletion import delete_key  # slow to load
+
         delete_key(self.store, key)
 
     def prune(self, key: str, policy: Policy, *, dry_run: bool = False) -> list[str]:
@@ -510,8 +517,11 @@ class CheckpointManager:
             NotFoundError: there is no such key.
             InvalidInputError: `policy` is not a policy.
         """
+        with block_forks():
+            from agent_checkpoint.store.maintenance.prune import prune  # slow to load
+
         self.background.flush()
-        return prune.prune(self.store, check_key(key), policy, dry_run=dry_run)
+        return prune(self.store, check_key(key), policy, dry_run=dry_run)
 
     def verify(self) -> VerifyReport:
         """Check all stored data against its hashes; the report lists damaged checkpoints.
@@ -519,6 +529,9 @@ class CheckpointManager:
         If there are any, workspace indexes are deleted: the next save of a workspace in a new
         process reads every file, and stores missing objects again.
         """
+        with block_forks():
+            from agent_checkpoint.store.maintenance.verify import verify  # slow to load
+
         self.background.flush()
         report = verify(self.store)
         if not report.ok:
@@ -539,6 +552,10 @@ class CheckpointManager:
             IntegrityError: a checkpoint is damaged, so its objects are unknown.
             StorageError: the medium failed, or objects have timestamps in the future.
         """
+        with block_forks():
+            from agent_checkpoint.core.external_snapshot import External
+            from agent_checkpoint.store.maintenance.gc import gc  # slow to load
+
         self.background.flush()
         report = gc(self.store, dry_run=dry_run, ignore_clock=ignore_clock)
         for part in () if dry_run else self.store.known_parts():
@@ -577,6 +594,9 @@ class CheckpointManager:
             IntegrityError: a stored value is damaged and cannot be searched.
             StorageError: the medium failed or is in use.
         """
+        with block_forks():
+            from agent_checkpoint.store.maintenance.purge import purge  # slow to load
+
         self.background.flush()
         report = purge(self.store, secret, dry_run=dry_run)
         if not dry_run:
@@ -594,8 +614,11 @@ class CheckpointManager:
         Raises:
             StorageError: the medium failed.
         """
+        with block_forks():
+            from agent_checkpoint.store.maintenance.stats import stats  # slow to load
+
         self.background.flush()
-        return stats.stats(self.store)
+        return stats(self.store)
 
     def export_archive(self, path: str | os.PathLike[str], key: str, *, mask: bool = False) -> int:
         """Write all checkpoints of a key into one self-contained file; return their number.
@@ -613,6 +636,10 @@ class CheckpointManager:
             IntegrityError: a checkpoint is damaged.
             StorageError: the file cannot be written.
         """
+        with block_forks():
+            from agent_checkpoint.core.codec.redacted_tree import mask_tree
+            from agent_checkpoint.store.archive.archive_file import export_archive  # slow to load
+
         self.background.flush()
         masks = mask_tree if mask else None
         return export_archive(self.store, path, check_key(key), masks).checkpoints
@@ -627,6 +654,9 @@ class CheckpointManager:
             IntegrityError: the file is damaged, or not an archive.
             StorageError: the file cannot be read.
         """
+        with block_forks():
+            from agent_checkpoint.store.archive.importer import import_archive  # slow to load
+
         self.background.flush()
         return import_archive(self.store, path)
 
@@ -657,6 +687,9 @@ class CheckpointManager:
             NotFoundError: there is no such key or checkpoint.
             StateError: a state cannot be decoded or captured.
         """
+        with block_forks():
+            from agent_checkpoint.manager.checkpoint_diff import Comparison  # slow to load
+
         comparison = Comparison(
             self.store.writer,
             agent=agent,
@@ -669,6 +702,9 @@ class CheckpointManager:
 
     def adiff(self, key: str, **options: Unpack[DiffOptions]) -> Coroutine[Any, Any, Changes]:
         """Coroutine version of `diff`. The agent is captured by the call, not when awaited."""
+        with block_forks():
+            from agent_checkpoint.manager.checkpoint_diff import Comparison  # slow to load
+
         return self._adiff(key, Comparison(self.store.writer, **options))
 
     def close(self) -> None:
@@ -851,9 +887,19 @@ def with_policy(
     if pickles is None and redact is None:
         return manager
     other, policy = copy(manager), manager.policy
-    redactor = policy.redactor if redact is None else redactor_of(redact)
+    redactor = policy.redactor if redact is None else _redactor(redact)
     other.policy = save_policy(manager.fmt, pickles or policy.pickles, redactor)
     return other
+
+
+def _redactor(redact: Redact | None) -> Redactor | None:
+    """Return the redactor for a `redact=` option, or None for none. Raises InvalidInputError."""
+    if redact is None:
+        return None
+    with block_forks():
+        from agent_checkpoint.redaction import redactor_of  # slow to load
+
+    return redactor_of(redact)
 
 
 def _parent_ids(parents: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -6,8 +6,9 @@ from typing import Any
 
 from agent_checkpoint.core.codec.redacted_tree import redact_tree
 from agent_checkpoint.core.codec.save_policy import SavePolicy
+from agent_checkpoint.core.loading import decode_part
 from agent_checkpoint.core.path_errors import as_state_error
-from agent_checkpoint.core.state_codec import decode_part, encode_state
+from agent_checkpoint.core.state_codec import encode_state
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.store.record_stream import LogStream
 from agent_checkpoint.store.store import Store

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import NamedTuple
 
 from agent_checkpoint.errors import UNUSABLE
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import CheckpointId, Kind, parse_checkpoint_id
 from agent_checkpoint.session.session_record import SessionRecord, read_session_record
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint

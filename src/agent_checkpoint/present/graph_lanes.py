@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, count
-from typing import NamedTuple
+
+from agent_checkpoint.named_tuple import NamedTuple
 
 NodeId = tuple[str, int]
 """The key and the number of a checkpoint."""

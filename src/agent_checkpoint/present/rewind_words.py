@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 from agent_checkpoint.agents.agent_events import PROGRAMS
 from agent_checkpoint.agents.directory_keys import keys_of_directory
@@ -11,6 +10,7 @@ from agent_checkpoint.agents.rewind.rewind import Rewind
 from agent_checkpoint.agents.session_note import SessionNote
 from agent_checkpoint.agents.session_presence import presence_of
 from agent_checkpoint.formatting import format_count, one_line, shell_quote
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.store.store import Store
 

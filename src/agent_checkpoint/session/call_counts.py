@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.core.codec.encode import ItemEncoder
 from agent_checkpoint.core.log import Log, LogItems
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import JsonValue
 
 _MAX_STALE_ROWS = 64

@@ -10,10 +10,11 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.errors import StateMismatchError
-from agent_checkpoint.redaction import ExactText
+from agent_checkpoint.named_tuple import NamedTuple
+from agent_checkpoint.records import ExactText
 
 _REF = re.compile(r"[0-9a-f]{12}")
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.session.agent_scope import STATUS, split_part
 from agent_checkpoint.store.objects.reader import resolve_tree

@@ -13,8 +13,7 @@ from agent_checkpoint.core.path_errors import as_state_error
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
 from agent_checkpoint.manager.checkpoint_parts import check_name
 from agent_checkpoint.options import OnResume, check_option
-from agent_checkpoint.records import Checkpoint, same_json, short_repr
-from agent_checkpoint.redaction import ExactText
+from agent_checkpoint.records import Checkpoint, ExactText, same_json, short_repr
 from agent_checkpoint.session.agent_scope import (
     CALLS,
     COMPLETED,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import socket
 from pathlib import Path
 
 from agent_checkpoint.backends.base import Backend
@@ -44,7 +43,7 @@ def host_of(backend: Backend) -> str:
     except (OSError, ValueError):
         name = ""
     # Hashed: the machine id itself is confidential.
-    text = f"agent-checkpoint host\n{name or socket.gethostname()}"
+    text = f"agent-checkpoint host\n{name or os.uname().nodename}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

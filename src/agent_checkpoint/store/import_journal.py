@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import IntegrityError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import JsonValue
 from agent_checkpoint.store.checkpoint_entries import append_record, now_ns, open_entry
 from agent_checkpoint.store.sealed_streams import ForeignEntry, read_entries

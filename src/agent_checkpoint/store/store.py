@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from agent_checkpoint import telemetry
@@ -22,6 +22,7 @@ from agent_checkpoint.errors import (
     MissingObjectsError,
     NotFoundError,
 )
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.options import Compression
 from agent_checkpoint.records import (
     Checkpoint,

@@ -13,10 +13,11 @@ import os
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.agents.directory_keys import find_directory_keys
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import (
     ROLLBACK_KINDS,
     SAME_CONTENT,

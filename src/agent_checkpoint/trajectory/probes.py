@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
 
 from agent_checkpoint.backends.os_support.posix import open_private
 from agent_checkpoint.errors import InvalidInputError, WorkspaceError
 from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.trajectory.probe_directory import ProbeBase, environment
 from agent_checkpoint.workspace.fork.drivers import ForkPaths

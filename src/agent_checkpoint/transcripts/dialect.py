@@ -7,9 +7,10 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.transcripts.draft import Block, Draft, Fault, Message, Role
 from agent_checkpoint.transcripts.fields import get, json_value, plain, rewritten

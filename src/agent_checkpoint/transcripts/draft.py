@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.transcripts.report import Change, Problem
 
 Role = Literal["model", "call", "tool", "user", "system"]

@@ -13,9 +13,10 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.workspace.tree.dir_state import READ_AGAIN, stat_signature
 from agent_checkpoint.workspace.tree.tree_format import ContentHash
 

@@ -30,11 +30,11 @@ from agent_checkpoint.workspace.changes.overlay_upper import OverlayUpper
 from agent_checkpoint.workspace.checkpoint_tree import PART, relative_path, tree_in
 from agent_checkpoint.workspace.directory_key import own_key
 from agent_checkpoint.workspace.ignore.rules import Rules
-from agent_checkpoint.workspace.restore.journal import RestoreOptions
-from agent_checkpoint.workspace.restore.staging import has_staging
 from agent_checkpoint.workspace.root_checks import checked_root, clean_up_forks
+from agent_checkpoint.workspace.safe_open import exists
 from agent_checkpoint.workspace.scan.scanner import Scanner
 from agent_checkpoint.workspace.scan.snapshot_limit import Progress, SnapshotLimit
+from agent_checkpoint.workspace.scan.walk import STAGING
 from agent_checkpoint.workspace.tree.dir_state import DirState
 from agent_checkpoint.workspace.tree.snapshot import (
     PathNote,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.workspace.fork.fork_directory import ForkDirectory
     from agent_checkpoint.workspace.fork.isolated import ForkNamespace
     from agent_checkpoint.workspace.fork.lowerdir import ForkOrigin
-    from agent_checkpoint.workspace.restore.journal import Decision
+    from agent_checkpoint.workspace.restore.journal import Decision, RestoreOptions
     from agent_checkpoint.workspace.restore.plan import Plan
     from agent_checkpoint.workspace.restore.transition import SafetySnapshot, Transition
     from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
@@ -342,7 +342,7 @@ class Workspace:
         with self._ready():
             target = self._resolve(tree)
             store, transition = self._store_for(target), self.transition
-            options = RestoreOptions(chosen, tuple(exclude), keep_unseen)
+            options = _restore_options(chosen, exclude, keep_unseen)
             if dry_run:
                 return transition.preview(store, target, options)
             with transition.locked():
@@ -380,7 +380,7 @@ class Workspace:
             self._check_not_held()
             target, transition = tree_of(tree), self.transition
             chosen = None if paths is None else tuple(paths)
-            options = RestoreOptions(chosen, tuple(exclude), keep_unseen)
+            options = _restore_options(chosen, exclude, keep_unseen)
             store = self._store_for(target)
             return transition.run(store, target, held, options, only_if=only_if, decision=decision)
 
@@ -471,7 +471,7 @@ class Workspace:
     def _finish_restore(self) -> None:
         """Finish a restore that was interrupted in this or another process, if there is one."""
         with self._root.held(exclusive=False) as root:
-            if not has_staging(root):
+            if not exists(STAGING, root):
                 return
         with block_forks():
             from agent_checkpoint.workspace.restore.recovery import recover  # slow to load
@@ -598,3 +598,12 @@ def open_in_namespace(namespace: ForkNamespace, store: Store, options: dict[str,
     workspace = Workspace(namespace.path, store, **{**options, "watch": False, "force": True})
     workspace._adopt(namespace.state, namespace.upper)
     return workspace
+
+
+def _restore_options(
+    paths: tuple[bytes, ...] | None, exclude: Iterable[str], keep_unseen: bool
+) -> RestoreOptions:
+    with block_forks():
+        from agent_checkpoint.workspace.restore.journal import RestoreOptions  # slow to load
+
+    return RestoreOptions(paths, tuple(exclude), keep_unseen)

@@ -19,7 +19,7 @@ import pytest
 
 from agent_checkpoint import Checkpointable, StateError, UntrustedDataError
 from agent_checkpoint.core.codec.decode import TAG_HANDLERS
-from agent_checkpoint.core.codec.scalars import DECODERS
+from agent_checkpoint.core.codec.leaves import DECODERS
 from agent_checkpoint.core.state_codec import encode_state
 from agent_checkpoint.store.canonical_json import write_json
 from tests.exact import alike, as_json, decode_state, through_json

@@ -1,6 +1,6 @@
 """Whose line a key is: hosts, and what a claim is worth."""
 
-import socket
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ def test_a_machine_that_is_renamed_keeps_the_lines_of_its_stores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert host_of(MemoryBackend()) == ""
-    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    renamed = os.uname_result(("Linux", "another", "6", "1", "x86_64"))
+    monkeypatch.setattr(os, "uname", lambda: renamed)
     assert host_of(MemoryBackend()) == ""
     monkeypatch.setenv("AGENT_CHECKPOINT_HOST", "web-1")
     assert host_of(MemoryBackend()) == "web-1"

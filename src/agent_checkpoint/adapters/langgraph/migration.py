@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -18,6 +18,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from agent_checkpoint.adapters.langgraph.saver import CheckpointSaver
 from agent_checkpoint.adapters.langgraph.values import ValueCodec
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import short_repr
 
 _POSTGRES = ("postgresql://", "postgres://")

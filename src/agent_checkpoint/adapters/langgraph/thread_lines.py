@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from langgraph.checkpoint.base import writes_sort_key
@@ -18,6 +18,7 @@ from agent_checkpoint.adapters.langgraph.values import ListChannel
 from agent_checkpoint.errors import ConflictError, IntegrityError, NotFoundError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.manager.record_log import RecordLog
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import short_repr
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.agents.agent_events import AFTER, TURN, Event, read_event
 from agent_checkpoint.agents.hook.protocol import LOCATION_VARIABLES
@@ -29,6 +29,7 @@ from agent_checkpoint.errors import (
     InvalidInputError,
     StorageError,
 )
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import ROLLBACK_KINDS, Checkpoint, Draft, Kind, check_key, short_repr
 from agent_checkpoint.store.directory_claims import newest_readable
 from agent_checkpoint.store.objects.reader import OBJECT

@@ -8,8 +8,8 @@ from functools import partial
 from agent_checkpoint.agents.rewind.transcript_cut import Row
 from agent_checkpoint.agents.session_note import REWIND, TRANSCRIPT, SessionNote, read_note
 from agent_checkpoint.agents.transcript_file import Transcript
+from agent_checkpoint.core.loading import decode_part
 from agent_checkpoint.core.log import Log
-from agent_checkpoint.core.state_codec import decode_part
 from agent_checkpoint.errors import UNUSABLE, IntegrityError, StorageError
 from agent_checkpoint.records import (
     ROLLBACK_KINDS,

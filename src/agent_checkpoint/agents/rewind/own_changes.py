@@ -8,12 +8,12 @@ with any other change since is not the session's own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from agent_checkpoint.agents.agent_events import AFTER, FILE_TOOLS, moment_of
 from agent_checkpoint.agents.session_note import SessionNote, read_note
 from agent_checkpoint.agents.session_presence import presence_of
 from agent_checkpoint.errors import UNUSABLE
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.checkpoint_tree import tree_in

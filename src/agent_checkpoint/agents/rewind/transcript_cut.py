@@ -8,7 +8,6 @@ work, or from the transcript itself, if they extend the saved lines byte for byt
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
 
 from agent_checkpoint.agents.agent_events import (
     AFTER,
@@ -23,6 +22,7 @@ from agent_checkpoint.agents.agent_events import (
 from agent_checkpoint.agents.session_note import SessionNote
 from agent_checkpoint.agents.transcript_lines import Conversation, Step, read_conversation
 from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.named_tuple import NamedTuple
 
 _ENDS = ("Stop", "AfterAgent", "SessionEnd")
 _BETWEEN = ("PreCompact", "PreCompress")

@@ -7,7 +7,7 @@ import re
 import subprocess
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.agents.agent_events import CLAUDE, CODEX, GEMINI, QWEN
 from agent_checkpoint.agents.settings.hook_command import command_of, is_ours, store_in
@@ -27,6 +27,7 @@ from agent_checkpoint.agents.settings.settings_files import (
     read_settings,
 )
 from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import short_repr
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 from agent_checkpoint.agents.agent_events import CLAUDE, CODEX, GEMINI
 from agent_checkpoint.agents.session_presence import all_presences
@@ -18,6 +17,7 @@ from agent_checkpoint.agents.settings.agent_settings import (
 )
 from agent_checkpoint.agents.settings.settings_files import read_settings
 from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.named_tuple import NamedTuple
 
 _KEY = re.compile(r"""^\s*\[\s*hooks\s*\.\s*state\s*\.\s*("(?:[^"\\]|\\.)*"|'[^']*')\s*\]""")
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.agents.state_dir import open_state_dir
 from agent_checkpoint.backends.base import Backend
@@ -17,6 +17,7 @@ from agent_checkpoint.backends.os_support.space_limits import directory_size
 from agent_checkpoint.backends.wrappers.url_options import split_options
 from agent_checkpoint.errors import InvalidInputError, StorageError
 from agent_checkpoint.formatting import format_size
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import short_repr
 
 BUDGET = "AGENT_CHECKPOINT_BUDGET"

@@ -11,7 +11,8 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import NamedTuple
+
+from agent_checkpoint.named_tuple import NamedTuple
 
 LOCK_TIMEOUT = 60.0
 """The default timeout, in seconds."""

@@ -6,7 +6,8 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+
+from agent_checkpoint.named_tuple import NamedTuple
 
 NETWORK = frozenset(
     [

@@ -15,14 +15,11 @@ from __future__ import annotations
 
 import atexit  # noqa: F401 - `weakref.finalize` imports it at its first use
 import fcntl
-
-# Hooks before a fork run in reverse order of registration. The hook of `logging` takes a lock:
-# it must run after ours, or a logging thread behind the gate deadlocks with the forking thread.
-import logging  # noqa: F401
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Protocol
 from weakref import WeakSet
 
@@ -50,12 +47,14 @@ _lock_files: set[int] = set()
 
 def close_before_fork(pool: SupportsClose) -> None:
     """Register a pool to be closed before every fork of this process."""
+    _register_hooks()
     _closed_before.add(pool)
 
 
 @contextmanager
 def block_forks() -> Iterator[None]:
     """Block forks by other threads during the block."""
+    _register_hooks()
     gate = _gate
     with gate.changed:
         gate.inside += 1
@@ -111,7 +110,13 @@ def _after_fork_in_child() -> None:
             os.close(_lock_files.pop())  # does not unlock: the parent has it open
 
 
-if hasattr(os, "register_at_fork"):
+@cache
+def _register_hooks() -> None:
+    """Register the hooks, at the first use of the gate: `logging` is slow to load."""
+    # Hooks before a fork run in reverse order of registration. The hook of `logging` takes a lock:
+    # it must run after ours, or a logging thread behind the gate deadlocks with the forking thread.
+    import logging  # noqa: F401
+
     os.register_at_fork(
         before=_before_fork,
         after_in_parent=lambda: _gate.changed.release(),

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from agent_checkpoint.backends.os_support.lock_wait import LOCK_TIMEOUT
 from agent_checkpoint.backends.os_support.posix import (
@@ -29,6 +28,7 @@ from agent_checkpoint.backends.os_support.posix import (
 )
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.file_trust import other_owner, other_writer, why_replaceable
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import short_repr
 
 _STATE = struct.Struct("<QQB")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from agent_checkpoint.backends.base import (
     NO_OBJECTS,
@@ -15,6 +15,7 @@ from agent_checkpoint.backends.base import (
 )
 from agent_checkpoint.backends.wrapper import WrapperBackend
 from agent_checkpoint.backends.wrappers.url_options import with_options
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import Entry, ObjectInfo
 
 T = TypeVar("T")

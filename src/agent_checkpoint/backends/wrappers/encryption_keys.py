@@ -11,10 +11,11 @@ import json
 import os
 import stat
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
 
 from agent_checkpoint.errors import EncryptionKeyError, IntegrityError, InvalidInputError
 from agent_checkpoint.file_trust import other_owner, other_writer
+from agent_checkpoint.named_tuple import NamedTuple
 
 FORMAT_STREAM = "meta/format"
 ENCRYPTED = "encrypted"

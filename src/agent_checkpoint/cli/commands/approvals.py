@@ -10,7 +10,7 @@ import tempfile
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.cli.effect_output import all_ledgers, match_id, request_json
 from agent_checkpoint.cli.output import CommandResult, Output, format_time, masked, one_line
@@ -18,6 +18,7 @@ from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import CheckpointError, InvalidInputError, StateError
 from agent_checkpoint.formatting import shell_quote, value_summary
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import same_json, short_repr
 from agent_checkpoint.session.effects.approvals import Approvals, edits_of
 from agent_checkpoint.session.effects.edited_arguments import (

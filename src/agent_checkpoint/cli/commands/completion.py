@@ -11,7 +11,7 @@ from argparse import Action
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from agent_checkpoint.cli.args import NAME, Args, Parser, parser_of
 from agent_checkpoint.cli.command_table import COMMANDS
@@ -19,6 +19,7 @@ from agent_checkpoint.cli.effect_output import all_ledgers
 from agent_checkpoint.cli.output import CommandResult
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import CheckpointError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.store.ledger.ledger_state import UNDOING, UNKNOWN
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_time, one_line
@@ -11,6 +11,7 @@ from agent_checkpoint.cli.prompts import confirmed, declined
 from agent_checkpoint.cli.store_location import HERE, StoreLocation
 from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import parse_checkpoint_id
 from agent_checkpoint.session.session_record import SESSION_PART
 

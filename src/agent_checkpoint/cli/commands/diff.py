@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.agents.directory_keys import directory_of_files
 from agent_checkpoint.cli.args import Args, Parser
@@ -14,6 +14,7 @@ from agent_checkpoint.cli.paths import RelativePaths, below, git_above, holds, w
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.formatting import value_summary
 from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.present.message_line import message_line
 from agent_checkpoint.present.state_json import (
     compare_logs,

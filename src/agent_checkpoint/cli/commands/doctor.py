@@ -7,7 +7,7 @@ import platform
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint import __version__
 from agent_checkpoint.agents.upkeep.disk_budget import budget_state
@@ -19,6 +19,7 @@ from agent_checkpoint.cli.output import CommandResult, Output, format_count, for
 from agent_checkpoint.cli.progress_backend import describe_store
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import CheckpointError, StateError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.seal import ENVIRONMENT, entry_key, secret_file
 
 EXAMPLES = """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.agents.directory_keys import directory_key, find_directory_keys, is_foreign
 from agent_checkpoint.agents.tracked_dir import open_tracked, restore_and_save
@@ -19,6 +19,7 @@ from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.formatting import shell_quote
 from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.present.fork_points import origin_of
 from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.workspace.restore.plan import Plan

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.core.codec.arrays import decode_array
 from agent_checkpoint.core.codec.encode import FACTORIES
+from agent_checkpoint.core.codec.leaves import DECODERS
 from agent_checkpoint.core.codec.pickles import decode_pickle
-from agent_checkpoint.core.codec.scalars import DECODERS
 from agent_checkpoint.core.codec.structures import FieldMismatch
 from agent_checkpoint.core.codec.type_registry import KnownType, type_named
 from agent_checkpoint.core.migrations import migrate_value
@@ -27,6 +27,7 @@ from agent_checkpoint.core.path_errors import (
 )
 from agent_checkpoint.core.stateful import CLASS, StateDict
 from agent_checkpoint.errors import IntegrityError, StateMismatchError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import JsonValue, short_repr
 from agent_checkpoint.store.canonical_json import read_json
 from agent_checkpoint.store.objects.reader import OBJECT, Reader, is_tag_free, resolve_tree, tag_of

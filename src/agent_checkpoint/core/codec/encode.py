@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.core.captured_fields import (
     is_checkpointable,
     overrides,
@@ -19,10 +20,10 @@ from agent_checkpoint.core.captured_fields import (
 )
 from agent_checkpoint.core.class_names import name_of
 from agent_checkpoint.core.codec.arrays import encode_array, is_array, zero_padding
+from agent_checkpoint.core.codec.leaves import leaf_of
 from agent_checkpoint.core.codec.pickles import encode_pickle
-from agent_checkpoint.core.codec.redacted_tree import redact_tree
 from agent_checkpoint.core.codec.save_policy import NO_POLICY, PickledValueError, SavePolicy
-from agent_checkpoint.core.codec.scalars import LEAVES, encode_float, encode_int, encode_text
+from agent_checkpoint.core.codec.scalars import encode_float, encode_int, encode_text
 from agent_checkpoint.core.codec.structures import BEYOND_FIELDS, has_hidden_content
 from agent_checkpoint.core.codec.type_hints import hinted_types
 from agent_checkpoint.core.codec.type_registry import type_of
@@ -43,8 +44,13 @@ from agent_checkpoint.core.stateful import (
     writes_own_objects,
 )
 from agent_checkpoint.errors import StateError
-from agent_checkpoint.records import ChangeTable, CheckpointRow, History, JsonValue
-from agent_checkpoint.redaction import ExactText
+from agent_checkpoint.records import (
+    ChangeTable,
+    CheckpointRow,
+    ExactText,
+    History,
+    JsonValue,
+)
 from agent_checkpoint.store.canonical_json import write_json
 from agent_checkpoint.store.objects.references import CapturedState, ObjectRef, ObjectReference
 from agent_checkpoint.store.objects.splitting import inline_tree
@@ -128,7 +134,12 @@ class ItemEncoder:
     def redacted(self, item: Any) -> tuple[JsonValue, int]:
         """Return an item as JSON without secrets, and how many were replaced. Raises PathError."""
         tree, redactor = self(item), self.policy.redactor
-        return (tree, 0) if redactor is None else redact_tree(tree, redactor)
+        if redactor is None:
+            return tree, 0
+        with block_forks():
+            from agent_checkpoint.core.codec.redacted_tree import redact_tree  # slow to load
+
+        return redact_tree(tree, redactor)
 
     def check(self, item: Any) -> None:
         """Check an item when the log is captured: it may be written on another thread.
@@ -232,7 +243,7 @@ class Encoder:
             self.types = outer
 
     def _other(self, value: Any, depth: int) -> JsonValue:
-        leaf = LEAVES.get(type(value))
+        leaf = leaf_of(type(value))
         if leaf is not None:
             text = leaf.encode(value)
             return self._pickle(value) if text is None else {leaf.tag: text}

@@ -7,9 +7,9 @@ unpickles. It verifies the seal first.
 from __future__ import annotations
 
 import binascii
-import pickle
 from typing import Any
 
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.core.codec.scalars import decode_bytes, encode_bytes
 from agent_checkpoint.core.codec.structures import lost_fields, structure_of
 from agent_checkpoint.core.path_errors import (
@@ -35,10 +35,20 @@ def encode_pickle(value: Any) -> JsonValue:
     Raises:
         PathError: the value cannot be pickled; the path is that of the nested value that failed.
     """
+    with block_forks():
+        import pickle  # slow to load
+
     try:
         data = pickle.dumps(value, _PROTOCOL)
     except Exception as error:
-        raise _unpicklable(value, error) from error
+        raise OpaqueValueError(
+            value,
+            error,
+            lambda part: pickle.dumps(part, _PROTOCOL),
+            "captured",
+            "Keep it in an attribute with a leading underscore, leave it out of "
+            "_checkpoint_fields(), or register_type() its class.",
+        ) from error
     try:
         seal = make_seal(data)
     except StateError as error:
@@ -57,6 +67,9 @@ def decode_pickle(payload: Any, *, trust: bool) -> Any:
         PathError: the seal is missing or invalid, or the pickle does not load.
     """
     data = _verified(payload, trust=trust)
+    with block_forks():
+        import pickle  # slow to load
+
     try:
         value = pickle.loads(data)  # noqa: S301 - the seal was verified, or the caller trusts the pickle
     except Exception as error:
@@ -133,14 +146,3 @@ def _check_fields(root: Any) -> None:
         # Other objects may refer to all of the program, such as a logger.
         if value is root or is_container or structure_of(type(value)) is not None:
             stack += inside
-
-
-def _unpicklable(value: Any, error: Exception) -> PathError:
-    return OpaqueValueError(
-        value,
-        error,
-        lambda part: pickle.dumps(part, _PROTOCOL),
-        "captured",
-        "Keep it in an attribute with a leading underscore, leave it out of _checkpoint_fields(), "
-        "or register_type() its class.",
-    )

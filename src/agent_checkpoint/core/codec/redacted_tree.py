@@ -5,14 +5,14 @@ A pickle or an array of text cannot be redacted. If it contains a secret, it is 
 
 from __future__ import annotations
 
-import pickletools
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.core.codec.scalars import (
-    DECODERS,
     decode_bytes,
+    decode_text,
     encode_bytes,
     encode_text,
 )
@@ -116,7 +116,7 @@ class _Redaction:
 
     def _escaped(self, payload: str) -> JsonValue:
         """Redact a string with lone surrogates."""
-        return encode_text(self._counted(self._redactor.text(DECODERS["$str"](payload))))
+        return encode_text(self._counted(self._redactor.text(decode_text(payload))))
 
     def _items(self, items: list[Any]) -> list[Any]:
         done: list[Any] = []
@@ -208,6 +208,9 @@ def _bytes(payload: Any) -> bytes:
 
 def _strings_of(data: bytes) -> Iterator[str | bytes]:
     """Return the strings of a pickle, without unpickling it."""
+    with block_forks():
+        import pickletools  # slow to load
+
     for _, argument, _ in pickletools.genops(data):
         if isinstance(argument, (str, bytes)):
             yield argument

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import warnings
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.core.path_errors import PathError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.options import Pickles
-from agent_checkpoint.redaction import Redactor
+
+if TYPE_CHECKING:
+    from agent_checkpoint.redaction import Redactor
 
 _WAYS_OUT = (
     "To leave it out, keep it in an attribute with a leading underscore, or list the saved fields "

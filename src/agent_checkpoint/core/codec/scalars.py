@@ -1,27 +1,20 @@
-"""Encodes scalars that JSON lacks: dates, numbers, bytes, paths. Owns their tags and text forms."""
+"""Encodes scalars that JSON lacks: numbers, bytes, paths. Owns their tags and text forms."""
 
 from __future__ import annotations
 
 import base64
 import re
 from collections.abc import Callable
-from datetime import date, datetime, time, timedelta, timezone, tzinfo
-from decimal import Decimal
-from fractions import Fraction
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
-from typing import Any, NamedTuple
-from uuid import UUID
-from zoneinfo import ZoneInfo
+from typing import Any
 
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import JsonValue
 from agent_checkpoint.store.canonical_json import exact_float
 from agent_checkpoint.store.objects.splitting import BlobValue
 
 INT_LIMIT = 2**63
 BLOB_FROM = 1024
-
-_FRACTION_LIMIT = 2**80_000
-"""The largest numerator or denominator: reducing a Fraction takes quadratic time."""
 
 _ESCAPED = re.compile(r"(?:[ -\[\]-~]|\\(?:[\\tnr]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}))*")
 
@@ -67,7 +60,8 @@ def _decode_float(data: str) -> float:
     return float(data)
 
 
-def _decode_text(data: str) -> str:
+def decode_text(data: str) -> str:
+    """Decode a string with escapes, as `encode_text` writes it. Raises ValueError."""
     if _ESCAPED.fullmatch(data) is None:
         raise ValueError("invalid escape sequence")
     return data.encode("ascii").decode("unicode_escape")
@@ -83,88 +77,17 @@ def decode_bytes(data: str | bytes) -> bytes:
     return data if isinstance(data, bytes) else base64.b64decode(data, validate=True)
 
 
-def _encode_zone(zone: tzinfo | None) -> JsonValue:
-    if zone is timezone.utc:
-        return "UTC"
-    if type(zone) is timezone:
-        offset = zone.utcoffset(None)
-        name = zone.tzname(None)
-        return [*_encode_timedelta(offset), None if name == timezone(offset).tzname(None) else name]
-    if type(zone) is ZoneInfo and zone.key is not None:
-        return {"zone": zone.key}
-    return None
-
-
-def _decode_zone(data: Any) -> tzinfo:
-    if data == "UTC":
-        return timezone.utc
-    if isinstance(data, dict):
-        return ZoneInfo(data["zone"])
-    days, seconds, microseconds, name = data
-    offset = timedelta(days, seconds, microseconds)
-    return timezone(offset) if name is None else timezone(offset, name)
-
-
-def _encode_clock(value: datetime | time) -> JsonValue:
-    if value.tzinfo is None and not value.fold:
-        return value.isoformat()
-    zone = _encode_zone(value.tzinfo)
-    if zone is None and value.tzinfo is not None:
-        return None
-    return [value.replace(tzinfo=None, fold=0).isoformat(), value.fold, zone]
-
-
-def _decode_clock(cls: Any, data: Any) -> Any:
-    if isinstance(data, str):
-        return cls.fromisoformat(data)
-    text, fold, zone = data
-    tz = None if zone is None else _decode_zone(zone)
-    return cls.fromisoformat(text).replace(tzinfo=tz, fold=fold)
-
-
-def _encode_timedelta(value: timedelta) -> list[JsonValue]:
-    return [value.days, value.seconds, value.microseconds]
-
-
-def _decode_timedelta(data: Any) -> timedelta:
-    days, seconds, microseconds = data
-    return timedelta(days, seconds, microseconds)
-
-
-def _decode_decimal(data: Any) -> Decimal:
-    if not isinstance(data, str):
-        raise ValueError("expected a string")
-    return Decimal(data)
-
-
 def _encode_complex(value: complex) -> JsonValue:
     return [encode_float(value.real), encode_float(value.imag)]
 
 
 def _decode_complex(data: Any) -> complex:
     real, imaginary = data
-    return complex(_number(real), _number(imaginary))
+    return complex(decode_number(real), decode_number(imaginary))
 
 
-def _encode_fraction(value: Fraction) -> JsonValue:
-    if not _is_small(value.numerator, value.denominator):
-        return None
-    return [encode_int(value.numerator), encode_int(value.denominator)]
-
-
-def _decode_fraction(data: Any) -> Fraction:
-    # Always two numbers: Fraction("1e999999999") would take all memory.
-    numerator, denominator = (_number(part) for part in data)
-    if not _is_small(numerator, denominator):
-        raise ValueError("numerator or denominator too large")
-    return Fraction(numerator, denominator)
-
-
-def _is_small(numerator: int, denominator: int) -> bool:
-    return abs(numerator) < _FRACTION_LIMIT and denominator < _FRACTION_LIMIT
-
-
-def _number(data: Any) -> Any:
+def decode_number(data: Any) -> Any:
+    """Decode a number, perhaps with a tag. Raises ValueError or KeyError."""
     if isinstance(data, dict):
         ((tag, text),) = data.items()
         return NUMBERS[tag](text)
@@ -175,7 +98,7 @@ def _path_leaf(cls: type[PurePath], tag: str) -> Leaf:
     return Leaf(
         tag,
         lambda value: encode_text(str(value)),
-        lambda data: cls(_decode_text(data["$str"]) if isinstance(data, dict) else data),
+        lambda data: cls(decode_text(data["$str"]) if isinstance(data, dict) else data),
     )
 
 
@@ -184,23 +107,8 @@ NUMBERS: dict[str, Callable[[str], Any]] = {"$int": _decode_int, "$float": _deco
 LEAVES: dict[type, Leaf] = {
     bytes: Leaf("$bytes", encode_bytes, decode_bytes),
     bytearray: Leaf("$bytearray", encode_bytes, lambda data: bytearray(decode_bytes(data))),
-    datetime: Leaf("$datetime", _encode_clock, lambda data: _decode_clock(datetime, data)),
-    time: Leaf("$time", _encode_clock, lambda data: _decode_clock(time, data)),
-    date: Leaf("$date", date.isoformat, date.fromisoformat),
-    timedelta: Leaf("$timedelta", _encode_timedelta, _decode_timedelta),
-    timezone: Leaf("$timezone", _encode_zone, _decode_zone),
-    ZoneInfo: Leaf("$zoneinfo", _encode_zone, _decode_zone),
-    Decimal: Leaf("$decimal", str, _decode_decimal),
-    Fraction: Leaf("$fraction", _encode_fraction, _decode_fraction),
     complex: Leaf("$complex", _encode_complex, _decode_complex),
-    UUID: Leaf("$uuid", str, UUID),
     type(Path()): _path_leaf(Path, "$path"),
     PurePosixPath: _path_leaf(PurePosixPath, "$posixpath"),
     PureWindowsPath: _path_leaf(PureWindowsPath, "$windowspath"),
-}
-
-DECODERS: dict[str, Callable[[Any], Any]] = {
-    **NUMBERS,
-    "$str": _decode_text,
-    **{leaf.tag: leaf.decode for leaf in LEAVES.values()},
 }

@@ -5,14 +5,15 @@ Values are rebuilt without calling `__init__`. Does not depend on the type regis
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Container, Iterable, Mapping
 from enum import Enum
-from functools import cached_property
+from functools import cache, cached_property
 from types import BuiltinFunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import StateError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import short_repr
 
 _ATTRS = "__attrs_attrs__"
@@ -93,8 +94,8 @@ def structure_of(cls: type) -> Structure | None:
         )
     if has_hidden_content(cls):
         return None
-    if dataclasses.is_dataclass(cls):
-        fields: Iterable[Any] = dataclasses.fields(cls)
+    if _is_dataclass(cls):
+        fields: Iterable[Any] = _dataclasses().fields(cls)
     elif hasattr(cls, _ATTRS):
         fields = getattr(cls, _ATTRS)
     else:
@@ -208,15 +209,29 @@ def _build(cls: Any, data: Mapping[str, Any]) -> Any:
 
 def _defaults(cls: Any) -> dict[str, Callable[[], Any] | None]:
     """Return a default factory for each field; None if the field has no default."""
-    if dataclasses.is_dataclass(cls):
-        return {field.name: _dataclass_default(field) for field in dataclasses.fields(cls)}
+    if _is_dataclass(cls):
+        return {field.name: _dataclass_default(field) for field in _dataclasses().fields(cls)}
     return {field.name: _attrs_default(field.default) for field in cls.__attrs_attrs__}
 
 
-def _dataclass_default(field: dataclasses.Field[Any]) -> Callable[[], Any] | None:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory
-    if field.default is not dataclasses.MISSING:
+def _is_dataclass(cls: type) -> bool:
+    """Return whether a class is a dataclass, without loading `dataclasses`, which is slow."""
+    return hasattr(cls, "__dataclass_fields__")
+
+
+@cache
+def _dataclasses() -> Any:
+    with block_forks():
+        import dataclasses  # slow to load
+
+    return dataclasses
+
+
+def _dataclass_default(field: Any) -> Callable[[], Any] | None:
+    missing = _dataclasses().MISSING
+    if field.default_factory is not missing:
+        return field.default_factory  # type: ignore[no-any-return]
+    if field.default is not missing:
         return lambda: field.default
     return None
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from agent_checkpoint.core.class_names import canonical
 from agent_checkpoint.core.codec.structures import Structure, structure_of
 from agent_checkpoint.core.migrations import parse_version
 from agent_checkpoint.core.stateful import VERSION_FORM
 from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import short_repr
 
 T = TypeVar("T")

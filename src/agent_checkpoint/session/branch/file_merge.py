@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.workspace.tree.compare import Change, is_same, tree_changes
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import FOLDER

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_checkpoint.core.codec.save_policy import NO_POLICY, SavePolicy
-from agent_checkpoint.core.state_codec import decode_part
+from agent_checkpoint.core.loading import decode_part
 from agent_checkpoint.core.state_diff import same
 from agent_checkpoint.errors import (
     UNUSABLE,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.redaction import Redactor
 from agent_checkpoint.session.effects.idempotency import CallNumber
 from agent_checkpoint.session.tools.call_arguments import describe_call

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.core.path_errors import cause_text
 from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.redaction import Redactor
 from agent_checkpoint.session.session_record import SessionRecord
 from agent_checkpoint.session.tools.call_arguments import fingerprints

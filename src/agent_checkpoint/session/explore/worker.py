@@ -19,11 +19,12 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from threading import enumerate as enumerate_threads
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.backends.os_support.own_program import own_program
 from agent_checkpoint.backends.os_support.posix import open_private
 from agent_checkpoint.errors import CheckpointError, WorkspaceError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.workspace.fork.drivers import begin_fork, end_fork, is_gone
 from agent_checkpoint.workspace.fork.isolated import is_same_machine, private_forks_dir
 from agent_checkpoint.workspace.fork.namespace_view import end_view

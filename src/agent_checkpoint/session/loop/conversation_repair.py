@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.session.agent_scope import AgentScope
 from agent_checkpoint.session.loop.call_outcomes import CallOutcomes
 from agent_checkpoint.session.open_calls import OpenCall

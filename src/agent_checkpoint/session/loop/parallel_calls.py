@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.session.agent_scope import AgentScope
 from agent_checkpoint.session.loop.toolbox import BoundTool

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+from agent_checkpoint.named_tuple import NamedTuple
 
 _SYSTEM = ("system", "system_instruction", "systemInstruction", "instructions")
 _CONVERSATION = ("messages", "input", "contents")

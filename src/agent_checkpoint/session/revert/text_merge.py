@@ -8,9 +8,9 @@ Changes that touch each other, such as those of two neighbouring lines, do not o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
+from agent_checkpoint.named_tuple import NamedTuple
 
 Lines = Sequence[bytes]
 

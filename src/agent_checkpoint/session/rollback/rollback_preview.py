@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 from agent_checkpoint.errors import InvalidInputError, WorkspaceError
 from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.session.checkpoint_writer import CheckpointWriter
 from agent_checkpoint.session.rollback.rollback import Rollback

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import (
     ROLLBACK_KINDS,
     Checkpoint,

@@ -7,8 +7,8 @@ has no checkpoints that a rollback passed over. An adopted fork is followed into
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import (
     SAME_CONTENT,
     Checkpoint,

@@ -14,9 +14,9 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from agent_checkpoint.errors import UNUSABLE
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import Checkpoint, Kind
 from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
 from agent_checkpoint.session.steps.step import RUN_PART, StepReader, hook_note, is_before_call

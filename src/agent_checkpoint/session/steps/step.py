@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from agent_checkpoint.core.state_codec import decode_part
+from agent_checkpoint.core.loading import decode_part
 from agent_checkpoint.errors import UNUSABLE, StateError
 from agent_checkpoint.records import Checkpoint, JsonValue
 from agent_checkpoint.session.agent_scope import CALLS, MESSAGES, split_part

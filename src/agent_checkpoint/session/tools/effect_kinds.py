@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from agent_checkpoint.named_tuple import NamedTuple
 
 EffectKind = Literal["local", "read", "idempotent", "reversible", "irreversible"]
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from agent_checkpoint.backends.os_support.posix import (
     open_private,
@@ -28,6 +28,7 @@ from agent_checkpoint.backends.os_support.posix import (
     wrap_os_errors,
 )
 from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import Checkpoint, Entry, check_key, short_repr
 from agent_checkpoint.store.archive.archive_mask import (
     ArchiveMask,

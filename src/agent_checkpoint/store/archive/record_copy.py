@@ -6,9 +6,10 @@ Owns the frame of a record, and the rules of an import: it never extends a log t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.errors import ConflictError, Hint, IntegrityError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import is_stream, short_repr
 from agent_checkpoint.store.checkpoint_entries import open_entry, seal_entry
 from agent_checkpoint.store.ledger.ledger_archive import (

@@ -7,9 +7,10 @@ interpret effects.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.errors import ConflictError, IntegrityError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import JsonValue, is_stream, short_repr
 from agent_checkpoint.store.checkpoint_entries import now_ns, open_entry
 from agent_checkpoint.store.ledger.ledger_records import (

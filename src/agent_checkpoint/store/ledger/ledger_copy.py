@@ -8,9 +8,10 @@ expired. Each record is therefore safe by itself, and a copy can be interrupted 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.errors import ConflictError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import JsonValue, short_repr
 from agent_checkpoint.store.checkpoint_entries import open_entry
 from agent_checkpoint.store.ledger.ledger_archive import (

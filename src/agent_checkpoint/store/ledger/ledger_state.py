@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import JsonValue
 from agent_checkpoint.store.ledger.ledger_records import (
     KNOWN_TYPES,

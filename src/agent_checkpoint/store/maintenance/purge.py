@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.errors import (
     CheckpointError,
@@ -24,6 +24,7 @@ from agent_checkpoint.errors import (
     IntegrityError,
     InvalidInputError,
 )
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import Checkpoint, Draft, Kind
 from agent_checkpoint.store.archive.importer import remove_dead_imports
 from agent_checkpoint.store.canonical_json import write_json

@@ -6,8 +6,9 @@ equal those of the list at the same position in the last checkpoint are not hash
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.store.objects.merkle_list import MerkleListBuilder, StoredList
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 from agent_checkpoint.errors import IntegrityError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.store.objects.decode_budget import text_cost
 from agent_checkpoint.store.objects.object_format import (
     LEAF,

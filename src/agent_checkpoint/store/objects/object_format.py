@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from agent_checkpoint.errors import FormatError, Hint, IntegrityError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.options import Compression
 from agent_checkpoint.store.objects.compression import pack, unpack
 from agent_checkpoint.store.objects.varint import read_varint, write_varint

@@ -11,7 +11,8 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+
+from agent_checkpoint.named_tuple import NamedTuple
 
 SECONDS = 2.5
 """Time limit in seconds, for the states of one page and again for its files."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
 
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.web.diff.line_matching import DiffBudget, blocks, common_ends
 from agent_checkpoint.web.masking import mask
 

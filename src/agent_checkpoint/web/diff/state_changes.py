@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.web.diff.line_matching import DiffBudget
 from agent_checkpoint.web.diff.side_by_side import Sides, lines_of, side_by_side
 from agent_checkpoint.web.state.lazy_state import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -20,6 +20,7 @@ from agent_checkpoint.errors import (
     NotFoundError,
 )
 from agent_checkpoint.formatting import json_text
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import same_json, short_repr
 from agent_checkpoint.session.effects.approvals import Approvals
 from agent_checkpoint.session.effects.edited_arguments import fitting_value, read_json, type_name

@@ -6,8 +6,9 @@ tool calls and tool results; any other value is shown as data.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.web.page_text import single_line
 from agent_checkpoint.web.state.lazy_state import LIST, MAP, STRING, StateReader
 from agent_checkpoint.web.state.outline import render

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from agent_checkpoint.errors import NotFoundError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.session.agent_scope import OPEN_CALLS
 from agent_checkpoint.session.session_record import SESSION_PART

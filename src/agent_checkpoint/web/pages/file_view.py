@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
 
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.web.masking import mask
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, LINK, Item, read_directory

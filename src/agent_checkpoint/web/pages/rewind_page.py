@@ -7,13 +7,14 @@ if the agent has the session open and the user did not agree to that.
 from __future__ import annotations
 
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from agent_checkpoint.agents.rewind.rewind import Rewind, recover_rewind, trusted_note
 from agent_checkpoint.errors import ConflictError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.present.rewind_words import (
     LIMITS,
     others_notice,

@@ -7,12 +7,13 @@ connection is kept open: browsers allow few per host, and users have many tabs.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from agent_checkpoint.errors import CheckpointError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.present.fork_points import session_record_of
 from agent_checkpoint.store.ledger.ledger_records import PREFIX
 from agent_checkpoint.web.page_text import format_count

@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from threading import Timer
-from typing import Any, NamedTuple
+from typing import Any
 
 import uvicorn
 
 from agent_checkpoint.errors import InvalidInputError, StorageError
 from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.web.app import make_app
 from agent_checkpoint.web.auth import ANY_ADDRESS, Auth

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.errors import IntegrityError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.store.canonical_json import read_json
 from agent_checkpoint.store.objects.merkle_list import read_list, read_new_arrays
 from agent_checkpoint.store.objects.object_format import BLOB, TEXT, Object

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.web.state.lazy_state import (
     LIST,
     MAP,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from threading import Lock
-from typing import NamedTuple
 
 from agent_checkpoint.errors import UNUSABLE
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.present.model_usage import model_words
 from agent_checkpoint.records import ROLLBACK_KINDS, Entry, Kind, parse_checkpoint_id
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint

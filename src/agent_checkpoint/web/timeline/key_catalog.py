@@ -10,8 +10,8 @@ import secrets
 import time
 from itertools import islice
 from threading import Lock
-from typing import NamedTuple
 
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.store.ledger.ledger_records import PREFIX
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.web.timeline.history import Origin, origin_of, summarize

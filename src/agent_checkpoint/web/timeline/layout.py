@@ -10,8 +10,8 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from heapq import merge
-from typing import NamedTuple
 
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import Kind
 from agent_checkpoint.web.timeline.agent_steps import PROMPT
 from agent_checkpoint.web.timeline.history import CheckpointSummary

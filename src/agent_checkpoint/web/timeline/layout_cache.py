@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from hashlib import sha256
 from threading import Lock
-from typing import NamedTuple
 
 from agent_checkpoint.errors import CheckpointError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.present.fork_points import session_record_of
 from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.store.ledger.ledger_records import PREFIX

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Container
-from typing import Any, NamedTuple
+from typing import Any
 
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import Kind
 from agent_checkpoint.web.timeline.layout import Edge, Row, Segment, TimelineLayout
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+
+from agent_checkpoint.named_tuple import NamedTuple
 
 
 class WatchError(Exception):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 from agent_checkpoint.backends.os_support.mounts import Mount, mount_table
+from agent_checkpoint.named_tuple import NamedTuple
 
 LOCAL = frozenset(
     b"bcachefs btrfs erofs exfat ext2 ext3 ext4 f2fs fuseblk hfsplus iso9660 jfs nilfs2 ntfs ntfs3"

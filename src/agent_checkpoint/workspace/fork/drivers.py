@@ -19,11 +19,11 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from agent_checkpoint.backends.os_support.lock_wait import LOCK_TIMEOUT, acquire_lock
 from agent_checkpoint.backends.os_support.posix import make_directory
 from agent_checkpoint.errors import UnsafeWorkspaceError, WorkspaceError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths
 from agent_checkpoint.workspace.fork.namespace_view import VIEW, end_view, is_in_view, view_command
 from agent_checkpoint.workspace.fork.overlay_mount import (

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from agent_checkpoint.backends.default_paths import data_home
 from agent_checkpoint.errors import UnsafeWorkspaceError, WorkspaceError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.options import Driver, check_option
 from agent_checkpoint.workspace.changes.overlay_upper import OverlayUpper
 from agent_checkpoint.workspace.fork.drivers import (

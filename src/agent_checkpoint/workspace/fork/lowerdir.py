@@ -16,11 +16,11 @@ import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from agent_checkpoint.backends.os_support.posix import make_directory
 from agent_checkpoint.errors import WorkspaceError
 from agent_checkpoint.file_trust import other_writer
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.fork.overlay_mount import mounts_below, remove_tree, wrap_errors
 from agent_checkpoint.workspace.ignore.rules import Rules

@@ -20,7 +20,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from itertools import count, groupby
-from typing import NamedTuple
+
+from agent_checkpoint.named_tuple import NamedTuple
 
 _SLASH, _BACKSLASH, _DASH, _CLOSE = b"/\\-]"
 _SPECIAL = re.compile(rb"[*?[\\]")

@@ -11,9 +11,9 @@ import os
 import sys
 from collections.abc import Callable
 from functools import cache, partial
-from typing import NamedTuple
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.workspace.safe_open import exists
 
 _NOREPLACE, _EXCHANGE = (4, 2) if sys.platform == "darwin" else (1, 2)

@@ -19,8 +19,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import NamedTuple
 
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.workspace.restore.atomic_rename import (
     Entry,
     ExchangeUnsupported,

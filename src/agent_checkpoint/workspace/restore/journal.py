@@ -15,9 +15,10 @@ import errno
 import json
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.errors import UNUSABLE, StateError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import ROLLBACK_KINDS, Checkpoint, Kind, parse_checkpoint_id
 from agent_checkpoint.seal import is_own_claim, seal_claim
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint

@@ -9,10 +9,10 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 from agent_checkpoint.backends.registry import open_url
 from agent_checkpoint.errors import CheckpointError, WorkspaceError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.ignore.rules import Rules

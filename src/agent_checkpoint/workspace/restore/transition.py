@@ -18,9 +18,9 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from itertools import islice
-from typing import NamedTuple
 
 from agent_checkpoint.errors import CheckpointError, Hint, RestoreIncompleteError, WorkspaceError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import CheckpointKind, Kind, short_repr
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.capture import Capture

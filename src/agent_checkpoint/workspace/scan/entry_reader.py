@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.store.objects.object_format import BLOB, PlainObject, TerminalRef, make_object
 from agent_checkpoint.workspace.safe_open import (
     EntryChanged,

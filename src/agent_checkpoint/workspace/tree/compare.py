@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.store.objects.object_format import Object
 from agent_checkpoint.workspace.tree.dir_state import READ_AGAIN, DirState
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, Get, Item, read_directory

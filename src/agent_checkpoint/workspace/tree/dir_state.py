@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from os import stat_result
 from stat import S_IFDIR
 from types import MappingProxyType
-from typing import NamedTuple
 
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.workspace.tree.tree_format import (
     EncodedDirectory,
     Get,

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from agent_checkpoint.errors import IntegrityError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.store.objects.object_format import RECORD, Object
 from agent_checkpoint.store.objects.reader import ObjectSource, fetch_objects
 from agent_checkpoint.store.objects.references import ObjectRef

@@ -23,9 +23,10 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from agent_checkpoint.errors import IntegrityError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.objects.object_format import (
     BLOB,

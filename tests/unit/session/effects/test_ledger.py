@@ -191,7 +191,7 @@ def test_large_parts_come_back(ledger: Ledger) -> None:
     ledger.append("committed", effect="e1", parts={"result": tree})
     effect = again(ledger).state.effects["e1"]
     reader = ledger.stream.reader({"result": effect.parts["result"]})
-    from agent_checkpoint.core.state_codec import decode_part
+    from agent_checkpoint.core.loading import decode_part
 
     found = decode_part(effect.parts["result"], "result", reader=reader).value
     assert found == {"data": b"x" * 3_000_000, "list": list(range(5000))}
