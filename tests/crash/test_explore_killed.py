@@ -44,10 +44,14 @@ def _command(pid):
         return b""
 
 
-def wait_until(condition, seconds=30.0):
+def commands_of(place):
+    return {pid: _command(pid).replace(b"\0", b" ")[:200] for pid in processes_of(place)}
+
+
+def wait_until(condition, details=lambda: "", seconds=120.0):
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, f"waited in vain {details()}"
         time.sleep(0.02)
 
 
@@ -85,12 +89,18 @@ def test_nothing_is_left_of_it(workspace, tmp_path, own_home, full_faults, tried
             wait_until(lambda: trials_in(own_home) == [])
             session.save()
 
+        def left():
+            places = [own_home / "store" / name for name in ("forks", "bases", "branches")]
+            return [str(path) for place in places for path in place.rglob("*") if place.exists()]
+
         def nothing_is_left():  # a worker may end its own at any time after the first look
             Session("work", workspace=workspace, store=store).close()
-            places = [own_home / "store" / name for name in ("forks", "bases", "branches")]
-            return not any(place.exists() and list(place.iterdir()) for place in places)
+            return not left()
 
-        wait_until(nothing_is_left)
+        wait_until(
+            nothing_is_left,
+            lambda: {"left": left(), "processes": commands_of(own_home)},
+        )
         assert (workspace / "file").read_text() == "as it was"
         assert str(own_home) not in Path("/proc/self/mountinfo").read_text()
         with CheckpointManager(backend="sqlite", path=store) as manager:
@@ -123,3 +133,11 @@ def test_what_was_saved_in_time_is_there(workspace, tmp_path, own_home):
         assert (workspace / "file").read_text() == "way 0"
         session.undo()
     wait_until(lambda: processes_of(own_home) == [])
+
+
+def test_a_probe_that_was_killed_is_removed_by_the_next_opening(workspace, tmp_path, own_home):
+    probe = own_home / "store/branches/.agent-checkpoint-probe-old"
+    probe.mkdir(parents=True)
+    os.utime(probe, (0, 0))
+    Session("work", workspace=workspace, store=tmp_path / "store").close()
+    assert not probe.exists()

@@ -19,17 +19,24 @@ from agent_checkpoint.records import short_repr
 
 
 def clean_up_forks() -> None:
-    """Remove forks left behind by killed processes."""
+    """Remove forks, and directories of probes, left behind by killed processes."""
     try:
-        forks = data_home() / "forks"
-        if not any(forks.iterdir()):
-            return
-    except (OSError, InvalidInputError, StorageError):
-        return  # there are no forks, or they belong to another user
+        home = data_home()
+    except (InvalidInputError, StorageError):
+        return
+    if not any(_has_entries(home / name) for name in ("forks", "branches")):
+        return
     with block_forks():
         from agent_checkpoint.workspace.fork.fork_directory import clean_up_all  # costly to import
 
     clean_up_all()
+
+
+def _has_entries(directory: Path) -> bool:
+    try:
+        return any(directory.iterdir())
+    except OSError:  # there is none, or it belongs to another user
+        return False
 
 
 def drop_caches() -> None:

@@ -223,13 +223,18 @@ def clean_up(records: Path) -> list[str]:
     return problems
 
 
+def remove_old_probes(place: Path) -> None:
+    """Remove the directories left by processes that were killed during a probe. Raises OSError."""
+    for name in os.listdir(place):
+        if name.startswith(_PROBE) and _age(place / name) > _PROBE_SECONDS:
+            remove_tree(place / name)
+
+
 def _probe_drivers(place: Path) -> _DriverSupport:
     with wrap_errors(f"create forks in {str(place)!r}"):
         key = (os.stat(place).st_dev, os.geteuid())
         if key not in _support:
-            for name in os.listdir(place):  # left by a process killed during its probe
-                if name.startswith(_PROBE) and _age(place / name) > _PROBE_SECONDS:
-                    remove_tree(place / name)
+            remove_old_probes(place)
             probe = Path(tempfile.mkdtemp(prefix=_PROBE, dir=place))
             try:
                 _support[key] = _DriverSupport(

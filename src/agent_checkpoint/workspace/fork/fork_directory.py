@@ -20,6 +20,7 @@ from agent_checkpoint.workspace.fork.drivers import (
     best_driver,
     clean_up,
     end_fork,
+    remove_old_probes,
 )
 from agent_checkpoint.workspace.fork.lowerdir import (
     ForkOrigin,
@@ -139,6 +140,8 @@ def clean_up_all() -> None:
     clean_up(home / "forks")
     with suppress(OSError):
         remove_unused_trees(home / "bases")
+    with suppress(OSError):
+        remove_old_probes(home / "branches")
 
 
 def _overlay(origin: ForkOrigin, target: Path, tree: Tree) -> ForkDirectory:
