@@ -98,5 +98,5 @@ $(BENCH)/.bench: pyproject.toml
 	@$(PYTHON) -m venv $(BENCH) || { rm -rf $(BENCH); exit 1; }
 	@echo "Setting up $(BENCH): once, for about a minute."
 	@$(BENCH)/bin/python -m pip --disable-pip-version-check -qq install --upgrade 'pip>=25.1'
-	@$(BENCH)/bin/python -m pip --disable-pip-version-check -qq install --editable '.[fast,postgres]' --group bench
+	@$(BENCH)/bin/python -m pip --disable-pip-version-check -qq install --editable '.[fast,postgres,web]' --group bench
 	@touch $@

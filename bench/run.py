@@ -3,7 +3,7 @@
     make bench                 about a quarter of an hour: six minutes for P1 to P5, and most of
                                the rest to fill a store with a million checkpoints
     make bench QUICK=1         a hundred thousand checkpoints, and no directory of as many files
-    make bench ONLY=P7,P8      some of: P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 P11 P13 P16 P18 help
+    make bench ONLY=P7,P8      some of: P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 P11 P13 P16 P17 P18 help
                                session calls forks changes curves
     make bench KEEP=1          also replaces bench/results.json and docs/images/bench.svg
 
@@ -35,6 +35,7 @@ from bench import (
     help_time,
     hook,
     import_time,
+    memory,
     million,
     postgres,
     round_trips,
@@ -71,6 +72,7 @@ SUBJECTS = (
     "help",
     "P13",
     "P16",
+    "P17",
     "session",
     "calls",
     "forks",
@@ -185,6 +187,13 @@ def measure(only: set[str], checkpoints: int, directory: Path, quick: bool) -> d
         results["langgraph"] = langgraph.measure(place, quick=quick)
         shutil.rmtree(place)
         rows += langgraph.rows(results["langgraph"])
+    if "P17" in only:
+        say("memory …")
+        place = directory / "memory"
+        place.mkdir()
+        results["memory"] = memory.measure(place, quick=quick)
+        shutil.rmtree(place)
+        rows += memory.rows(results["memory"])
     if "P16" in only:
         say("a trajectory of many steps …")
         place = directory / "trajectory"

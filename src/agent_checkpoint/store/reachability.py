@@ -19,6 +19,9 @@ from agent_checkpoint.store.objects.reader import ObjectSource, fetch_objects, o
 
 _BATCH = 16
 """Objects per read. Each may have up to 32 MiB."""
+_FIRST_MARKED, _MOST_MARKED = 4, 256
+_MARKED_BYTES = 1 << 25
+"""Objects per read of a mark: as many as have about this many bytes, judging by the last read."""
 
 
 def roots_of(record: dict[str, Any], where: str) -> set[str]:
@@ -45,8 +48,22 @@ RefGraph = dict[str, Optional[tuple[str, ...]]]
 Fetch = Callable[[ObjectSource, Iterable[str]], Iterator[tuple[str, Object]]]
 
 
+def fetch_bounded(source: ObjectSource, names: Iterable[str]) -> Iterator[tuple[str, Object]]:
+    """Iterate over objects in reads of bounded size. Raises the same errors as `fetch_objects`."""
+    ordered = list(names)
+    at, count = 0, _FIRST_MARKED
+    while at < len(ordered):
+        batch = ordered[at : at + count]
+        size = 0
+        for name, item in fetch_objects(source, batch):
+            size += len(item.payload)
+            yield name, item
+        at += len(batch)
+        count = max(1, min(_MOST_MARKED, len(batch) * _MARKED_BYTES // max(size, 1)))
+
+
 def mark(
-    source: ObjectSource, roots: Iterable[str], seen: RefGraph, *, fetch: Fetch = fetch_objects
+    source: ObjectSource, roots: Iterable[str], seen: RefGraph, *, fetch: Fetch = fetch_bounded
 ) -> None:
     """Add all objects that are reachable from the roots to `seen`, with their references.
 
