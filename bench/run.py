@@ -34,6 +34,7 @@ from bench import (
     explore,
     help_time,
     hook,
+    hook_agent,
     import_time,
     memory,
     million,
@@ -161,6 +162,9 @@ def measure(only: set[str], checkpoints: int, directory: Path, quick: bool) -> d
         say("the hook of a coding agent …")
         results["hook"] = hook.measure(directory, quick=quick)
         rows += hook.rows(results["hook"])
+        say("a coding agent with the hook …")
+        results["hook_agent"] = hook_agent.measure(directory, quick=quick)
+        rows += hook_agent.rows(results["hook_agent"])
     if "session" in only:
         say("a session that saves message after message …")
         place = directory / "session"
