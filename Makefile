@@ -31,9 +31,9 @@ faults: $(VENV)/.faults  ## Run the slow tests, and break the stores at every po
 	$(BIN)/python -m pytest $(WORKERS) -m slow --ignore=tests/crash
 	$(BIN)/python -m pytest $(WORKERS) tests/crash tests/web/test_fuzzed_forms.py --full-faults
 
-agents: $(VENV)/.test  ## Run published coding agents with our hook, against a scripted model (ONLY=claude-code,codex, SHORT=1)
+agents: $(VENV)/.test  ## Run published coding agents with our hook, against a scripted model (ONLY=claude-code,codex, SHORT=1, RECORD=1)
 	$(BIN)/python -m pytest -n 2 -o faulthandler_timeout=600 tests/coding_agents --coding-agents $(or $(ONLY),all) \
-	  $(if $(SHORT),-m "not long")
+	  $(if $(SHORT),-m "not long") $(if $(RECORD),--record-moments)
 
 check: $(VENV)/.check  ## Lint, format check, types, layers
 	$(BIN)/ruff check

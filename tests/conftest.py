@@ -14,6 +14,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="",
         help="run tests with these published coding agents: names separated by commas, or all",
     )
+    parser.addoption(
+        "--record-moments",
+        action="store_true",
+        help="write the results of published coding agents to tests/coding_agents/results",
+    )
 
 
 def pytest_configure() -> None:

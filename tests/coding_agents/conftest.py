@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.coding_agents.model_server import model_server
+from tests.coding_agents.moments import Moments
 from tests.coding_agents.programs import PROGRAMS, Program
 
 
@@ -14,11 +15,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: "list[pytest.Ite
     wanted = config.getoption("--coding-agents").split(",")
     here = Path(__file__).parent
     names = [name for name in PROGRAMS if name in wanted or wanted == ["all"]]
-    items[:] = [
-        item
-        for item in items
-        if here not in item.path.parents or any(f"[{name}" in item.name for name in names)
-    ]
+    items[:] = [item for item in items if here not in item.path.parents or _agent(item) in names]
+
+
+def _agent(item: pytest.Item) -> "str | None":
+    return item.callspec.params.get("program") if hasattr(item, "callspec") else None
 
 
 @pytest.fixture(params=sorted(PROGRAMS))
@@ -31,3 +32,10 @@ def program(request: pytest.FixtureRequest) -> "Iterator[Program]":
             yield found
         finally:
             found.close()
+
+
+@pytest.fixture
+def moments(request: pytest.FixtureRequest, program: Program) -> Moments:
+    """The results of the test, which `--record-moments` writes."""
+    is_recorded = request.config.getoption("--record-moments")
+    return Moments(program.agent, program.package, is_recorded=is_recorded)

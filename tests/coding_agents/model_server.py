@@ -6,7 +6,7 @@ them carried. Requests without tools, such as those for a title, get a fixed ans
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
@@ -43,6 +43,8 @@ class ModelServer(ThreadingHTTPServer):
         self.others: list[tuple[str, Any]] = []
         self.made = 0
         self.lock = Lock()
+        self.before_answer: Callable[[int], object] = lambda number: None
+        """Called with the number of each request with tools, from 0 on."""
 
     @property
     def url(self) -> str:
@@ -53,6 +55,7 @@ class ModelServer(ThreadingHTTPServer):
         with self.lock:
             reply: Reply = (SUMMARY,)
             if request.get("tools") and not _asks_for_summary(request):
+                self.before_answer(len(self.heard))
                 self.heard.append(HEARD[dialect](request))
                 self.raw.append(request)
                 reply = self.script.pop(0) if self.script else ("done",)

@@ -1,4 +1,4 @@
-"""The published coding agents: installing them with npm, and running them headless.
+"""The published coding agents: installing them with npm, and running them, headless or not.
 
 Each runs in a home of its own, against the scripted model. They are installed once into a cache
 directory: $AGENT_CHECKPOINT_TEST_PROGRAMS, or ~/.cache/agent-checkpoint-tests.
@@ -8,17 +8,20 @@ import fcntl
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import uuid
+from functools import cache
 from pathlib import Path
 from typing import Any, Optional
 
 import pytest
 
 from tests.coding_agents.model_server import Ask, ModelServer, Said
+from tests.coding_agents.terminal import Terminal
 
 CACHE = Path(
     os.environ.get("AGENT_CHECKPOINT_TEST_PROGRAMS")
@@ -26,30 +29,43 @@ CACHE = Path(
 )
 _ARCH = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 NODE = f"node-{sys.platform}-{_ARCH}@22.23.3"
-_SECONDS = 180
+_SECONDS = 600  # only against hangs
+_CLOCK = re.compile(r"^<current_datetime>.*?</current_datetime>\s*")
+ENDS = ("Stop", "AfterAgent", "SessionEnd")
+"""Events at the end of a turn."""
 
 
 def install(package: str) -> Path:
     """Install a package with npm, unless it is there; return its modules."""
+    place = CACHE / package.replace("/", "+")
+    problem = None if place.exists() else _install(package, place)
+    if problem is not None:
+        pytest.skip(problem)
+    return place / "node_modules"
+
+
+@cache  # without a network, npm takes a minute to say so
+def _install(package: str, place: Path) -> Optional[str]:
+    """Return why a package cannot be installed; None if it was."""
     npm = shutil.which("npm")
     if npm is None:
-        pytest.skip("needs npm, to install published coding agents")
+        return "needs npm, to install published coding agents"
     CACHE.mkdir(parents=True, exist_ok=True)
-    place = CACHE / package.replace("/", "+")
     with (CACHE / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # workers of one test run, and other test runs
-        if not place.exists():
-            fresh = tempfile.mkdtemp(dir=CACHE)
-            (Path(fresh) / "package.json").write_text("{}")
-            # The install scripts only move programs that are there without them.
-            command = [npm, "install", "--prefix", fresh, "--no-audit", "--no-fund"]
-            command += ["--ignore-scripts", package]
-            done = subprocess.run(command, cwd=fresh, capture_output=True, text=True)
-            if done.returncode:
-                shutil.rmtree(fresh)
-                pytest.skip(f"npm cannot install {package}: {done.stderr[-300:]}")
-            os.rename(fresh, place)
-    return place / "node_modules"
+        if place.exists():
+            return None
+        fresh = tempfile.mkdtemp(dir=CACHE)
+        (Path(fresh) / "package.json").write_text("{}")
+        # The install scripts only move programs that are there without them.
+        command = [npm, "install", "--prefix", fresh, "--no-audit", "--no-fund"]
+        command += ["--ignore-scripts", "--fetch-retries=1", package]
+        done = subprocess.run(command, cwd=fresh, capture_output=True, text=True)
+        if done.returncode:
+            shutil.rmtree(fresh)
+            return f"npm cannot install {package}: {done.stderr[-300:]}"
+        os.rename(fresh, place)
+    return None
 
 
 def node() -> str:
@@ -70,6 +86,12 @@ class Program:
 
     doubles_results = False
     """Whether the agent itself tells the model each result twice after any resume."""
+
+    rewinds_conversation = True
+    """Whether the conversation is rewound, not only the files."""
+
+    on_terminal = False
+    """Whether it runs on a terminal, not headless."""
 
     def __init__(self, place: Path, model: ModelServer) -> None:
         self.model = model
@@ -129,6 +151,34 @@ class Program:
         assert done.returncode == 0, (command, done.returncode, done.stdout, done.stderr)
         return done.stdout
 
+    def turn(self, command: "list[str]", requests: int, *, is_whole: bool = True) -> None:
+        """Let the agent take a turn.
+
+        Args:
+            command: the command.
+            requests: how many requests the model has heard then.
+            is_whole: wait for the checkpoint at the end, too, before a terminal is closed.
+        """
+        if not self.on_terminal:
+            self.run(command)
+            return
+        self.accept_terms()
+        terminal = Terminal(command, self.project, self.environment)
+        try:
+            terminal.wait_for(lambda: len(self.model.heard) >= requests)
+            if is_whole:
+                terminal.wait_for(lambda: self.rows()[-1]["event"] in ENDS)
+        finally:
+            terminal.close()
+
+    def accept_terms(self) -> None:
+        """Answer in advance what it asks on a terminal at the first start."""
+
+    def rows(self) -> "list[dict[str, Any]]":
+        """Return the checkpoints of the session, oldest first."""
+        listed = self.command("rewind", "-N", "100")
+        return list(reversed(listed["checkpoints"]))
+
     def command(self, *words: str, cwd: Optional[Path] = None) -> Any:
         """Run our command; return its JSON."""
         ours = [sys.executable, "-m", "agent_checkpoint", *words, "--json"]
@@ -164,7 +214,6 @@ class ClaudeCode(Program):
         )
 
     def accept_terms(self) -> None:
-        """Answer in advance what it asks on a terminal at the first start."""
         answers = {
             "hasCompletedOnboarding": True,
             "theme": "dark",
@@ -176,7 +225,7 @@ class ClaudeCode(Program):
 
     def _command(self, *words: str) -> "list[str]":
         options = ["--dangerously-skip-permissions", "--model", "claude-sonnet-4-5"]
-        return ["claude", "-p", *options, *words]
+        return ["claude", *([] if self.on_terminal else ["-p"]), *options, *words]
 
     def start(self, prompt: str) -> "list[str]":
         return self._command("--session-id", self.session, prompt)
@@ -215,15 +264,28 @@ enabled = false
 """
         )
 
+    def accept_terms(self) -> None:
+        usual = self.settings.read_text()
+        if "[projects." not in usual:
+            trusted = f'[projects."{self.project}"]\ntrust_level = "trusted"\n'
+            self.settings.write_text(f"{usual}\n{trusted}")
+
     def _command(self, *words: str) -> "list[str]":
-        options = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-        return [str(self.program), "exec", *words, *options, *self.trust, "--json"]
+        program, bypass = str(self.program), "--dangerously-bypass-approvals-and-sandbox"
+        if self.on_terminal:
+            return [program, *words, bypass, *self.trust]
+        return [program, "exec", *words, "--skip-git-repo-check", bypass, *self.trust, "--json"]
 
     def start(self, prompt: str) -> "list[str]":
         return [*self._command(), prompt]
 
     def resume(self, prompt: str) -> "list[str]":
         return [*self._command("resume"), self.session, prompt]
+
+    def turn(self, command: "list[str]", requests: int, *, is_whole: bool = True) -> None:
+        super().turn(command, requests, is_whole=is_whole)
+        if self.on_terminal:
+            self.session = self.command("rewind")["key"].partition("/")[2]
 
     def run(self, command: "list[str]", cwd: Optional[Path] = None) -> str:
         printed = super().run(command, cwd)
@@ -259,7 +321,7 @@ class GeminiCli(Program):
 
     def _command(self, prompt: str, *words: str) -> "list[str]":
         options = ["-y", "--skip-trust", "-m", "gemini-2.5-flash"]
-        return [*self.program, *options, *words, "-p", prompt]
+        return [*self.program, *options, *words, "-i" if self.on_terminal else "-p", prompt]
 
     def start(self, prompt: str) -> "list[str]":
         return self._command(prompt, "--session-id", self.session)
@@ -287,7 +349,8 @@ class QwenCode(Program):
         )
 
     def _command(self, prompt: str, *words: str) -> "list[str]":
-        return [*self.program, "--auth-type", "anthropic", "-y", *words, "-p", prompt]
+        how = "-i" if self.on_terminal else "-p"
+        return [*self.program, "--auth-type", "anthropic", "-y", *words, how, prompt]
 
     def start(self, prompt: str) -> "list[str]":
         return self._command(prompt, "--session-id", self.session)
@@ -295,11 +358,86 @@ class QwenCode(Program):
     def resume(self, prompt: str) -> "list[str]":
         return self._command(prompt, "--resume", self.session)
 
+    def begin_anew(self, prompt: str) -> "list[str]":
+        return self._command(prompt)
+
     def ask(self, command: str) -> Ask:
         given = {"command": command, "description": "a test", "is_background": False}
         return Ask(self.shell, given)
 
 
+class CopilotCli(Program):
+    agent = "copilot"
+    package = "@github/copilot@1.0.102"
+    dialect = "anthropic"
+    shell = "bash"
+
+    def set_up(self) -> None:
+        modules = install(self.package) / "@github"
+        (self.program,) = modules.glob("copilot-linux-*/copilot")
+        self.environment.update(
+            COPILOT_OFFLINE="true",
+            COPILOT_PROVIDER_BASE_URL=self.model.url,
+            COPILOT_PROVIDER_TYPE="anthropic",
+            COPILOT_PROVIDER_API_KEY="x",
+            COPILOT_MODEL="claude-sonnet-4.5",
+            COPILOT_AUTO_UPDATE="false",
+            COPILOT_ALLOW_ALL="true",
+            XDG_CACHE_HOME=str(CACHE / "cache"),  # it unpacks itself there, which takes seconds
+        )
+
+    def _command(self, prompt: str, *words: str) -> "list[str]":
+        return [str(self.program), *words, "-i" if self.on_terminal else "-p", prompt]
+
+    def start(self, prompt: str) -> "list[str]":
+        return self._command(prompt, "--session-id", self.session)
+
+    def resume(self, prompt: str) -> "list[str]":
+        return self._command(prompt, "--resume", self.session)
+
+    def said(self, heard: "list[Said]") -> "list[Said]":
+        """Return a conversation without the time that it adds to each prompt."""
+        return [(*item[:-1], _CLOCK.sub("", item[-1])) for item in super().said(heard)]
+
+
+class OpenCode(Program):
+    agent = "opencode"
+    package = "opencode-ai@1.18.33"
+    dialect = "anthropic"
+    shell = "bash"
+    rewinds_conversation = False
+
+    def set_up(self) -> None:
+        modules = install(self.package)
+        self.program = modules / f"opencode-{sys.platform}-{_ARCH}" / "bin" / "opencode"
+        for name in ("AUTOUPDATE", "MODELS_FETCH", "LSP_DOWNLOAD", "DEFAULT_PLUGINS"):
+            self.environment[f"OPENCODE_DISABLE_{name}"] = "1"
+        settings = self.home / ".config" / "opencode" / "opencode.json"
+        settings.parent.mkdir(parents=True)
+        model = "anthropic/claude-sonnet-4-5"
+        options = {"apiKey": "x", "baseURL": f"{self.model.url}/v1"}
+        chosen = {
+            "autoupdate": False,
+            "share": "disabled",
+            "model": model,
+            "small_model": model,
+            "provider": {"anthropic": {"options": options}},
+            "permission": {"*": "allow"},
+        }
+        settings.write_text(json.dumps(chosen))
+
+    def start(self, prompt: str) -> "list[str]":
+        return [str(self.program), "run", *prompt.split()]  # it quotes a prompt in one word
+
+    def resume(self, prompt: str) -> "list[str]":
+        return [str(self.program), "run", "-s", self.session, *prompt.split()]
+
+    def turn(self, command: "list[str]", requests: int, *, is_whole: bool = True) -> None:
+        super().turn(command, requests, is_whole=is_whole)
+        self.session = self.command("rewind")["key"].partition("/")[2]
+
+
 PROGRAMS: "dict[str, type[Program]]" = {
-    program.agent: program for program in (ClaudeCode, Codex, GeminiCli, QwenCode)
+    program.agent: program
+    for program in (ClaudeCode, Codex, GeminiCli, QwenCode, CopilotCli, OpenCode)
 }

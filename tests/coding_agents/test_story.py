@@ -1,4 +1,8 @@
-"""After every rewind, files and conversation agree: the resumed model hears what was true then."""
+"""After every rewind, files and conversation agree: the resumed model hears what was true then.
+
+While the model thinks, a person writes a file. So every moment has a checkpoint, however fast the
+agent writes its transcript.
+"""
 
 import re
 from typing import Any
@@ -6,6 +10,17 @@ from typing import Any
 import pytest
 
 from tests.coding_agents.model_server import HEARD, SUMMARY, Said
+from tests.coding_agents.moments import (
+    AFTER_CALL,
+    AFTER_PARALLEL,
+    BEFORE_CALL,
+    BEFORE_PARALLEL,
+    COMPACTION,
+    END,
+    FIRST_PROMPT,
+    NEXT_PROMPT,
+    Moments,
+)
 from tests.coding_agents.programs import Codex, Program
 
 pytestmark = pytest.mark.slow
@@ -26,8 +41,9 @@ class Told:
         self.program = program
         self.asked_in: dict[int, int] = {}
         self.turns: list[tuple[int, int]] = []
+        program.model.before_answer = lambda request: self._write("thinking", request)
         number = 0
-        for prompt, replies in TURNS:
+        for turn, (prompt, replies) in enumerate(TURNS):
             first = number
             for reply in replies:
                 program.model.script.append(
@@ -36,49 +52,67 @@ class Told:
                 self.asked_in.update((file, number) for file in reply if isinstance(file, int))
                 number += 1
             self.turns.append((first, number - 1))
-            program.run(program.start(prompt) if first == 0 else program.resume(prompt))
+            self._write("prompt", turn)
+            program.turn(program.start(prompt) if turn == 0 else program.resume(prompt), number)
+        program.model.before_answer = lambda request: None
         self.heard = [program.said(heard) for heard in program.model.heard]
         assert len(self.heard) == number
-        listed = program.command("rewind", "-N", "100")
-        self.rows = list(reversed(listed["checkpoints"]))
+        self.rows = program.rows()
 
     def _ask(self, number: int) -> Any:
         return self.program.ask(f"echo {number} > f{number}.txt; echo made {number}")
 
-    def expected(self, row: "dict[str, Any]") -> "tuple[list[Said], list[str]]":
-        """The conversation and the files at a checkpoint."""
+    def _write(self, why: str, number: int) -> None:
+        (self.program.project / f"{why}{number}.txt").write_text(why)
+
+    def expected(self, row: "dict[str, Any]") -> "tuple[str, list[Said], list[str]]":
+        """Return the moment of a checkpoint, and the conversation and the files of then."""
         before_now = [one for one in self.rows if one["seq"] <= row["seq"]]
         label = row["label"]
         if label == "before a request":  # of Qwen Code, after the results of all calls
             label = next(one["label"] for one in reversed(before_now) if "made" in one["label"])
         if found := re.search(r"f(\d)\.txt", label):
             number = int(found[1])
-            first, last = PARALLEL if number in PARALLEL else (number, number)
+            asked = self.asked_in[number]
+            is_batch = number in PARALLEL
+            first, last = PARALLEL if is_batch else (number, number)
             if label.startswith("before "):
-                return self.heard[self.asked_in[number]], names(range(1, first))
-            return self.heard[self.asked_in[number] + 1], names(range(1, last + 1))
-        # A prompt after which nothing has changed gets no checkpoint.
-        is_second = any(SECOND in one["label"] or "f5" in one["label"] for one in before_now)
-        turn = 1 if is_second else 0
+                moment = BEFORE_PARALLEL if is_batch else BEFORE_CALL
+                return moment, self.heard[asked], files(first - 1, asked)
+            moment = AFTER_PARALLEL if is_batch else AFTER_CALL
+            return moment, self.heard[asked + 1], files(last, asked)
+        turn = 1 if any(one["label"] == f"prompt: {SECOND}" for one in before_now) else 0
+        first, last = self.turns[turn]
+        made = 5 if turn else 4
         if label.startswith("prompt"):
-            return self.heard[self.turns[turn][0]][:-1], names(range(1, 5 if turn else 1))
+            moment = NEXT_PROMPT if turn else FIRST_PROMPT
+            return moment, self.heard[first][:-1], files(made - 1 if turn else 0, first - 1, turn)
         assert label.startswith(("end of turn", "session ends")), label
-        last = self.turns[turn][1]
         final = ("model", TURNS[turn][1][-1][0])
-        return [*self.heard[last], final], names(range(1, 6 if turn else 5))
+        return END, [*self.heard[last], final], files(made, last)
 
 
-def names(numbers: Any) -> "list[str]":
-    return [f"f{number}.txt" for number in numbers]
+def files(made: int, request: int, turn: "int | None" = None) -> "list[str]":
+    """Return the files of a moment: those of the agent, and those that a person wrote."""
+    turn = (1 if request >= len(TURNS[0][1]) else 0) if turn is None else turn
+    found = [f"f{number}.txt" for number in range(1, made + 1)]
+    found += [f"thinking{number}.txt" for number in range(request + 1)]
+    return sorted([*found, *(f"prompt{number}.txt" for number in range(turn + 1))])
 
 
-def test_every_moment(program: Program) -> None:
+@pytest.mark.parametrize(
+    "on_terminal",
+    [pytest.param(False, id="headless"), pytest.param(True, id="terminal", marks=pytest.mark.long)],
+)
+def test_every_moment(program: Program, moments: Moments, on_terminal: bool) -> None:
+    program.on_terminal = on_terminal
+    if on_terminal and not program.rewinds_conversation:
+        return
     told = Told(program)
     present = program.files()
-    wrong: list[Any] = []
     inside = []
     for row in told.rows:
-        said, files = told.expected(row)
+        moment, said, expected_files = told.expected(row)
         name = f"@{row['seq']} {row['label']}"
         try:
             done = program.command("rewind", row["id"], "--yes")
@@ -87,26 +121,30 @@ def test_every_moment(program: Program) -> None:
                 raise
             inside.append(name)
             continue
-        if program.files() != files:
-            wrong.append((name, "files", program.files(), files))
+        are_files = program.files() == expected_files
+        if not are_files:
+            print(name, "files", program.files(), expected_files, sep="\n   ")
+        if not program.rewinds_conversation:
+            assert "keeps conversations in a database" in done["transcript_missing"]
+            moments.seen(moment, files=are_files, model=False)
+            program.command("rewind", done["safety_id"], "--yes")
+            continue
         program.model.heard.clear()
-        program.run(program.begin_anew(AGAIN) if done["starts_anew"] else program.resume(AGAIN))
+        again = program.begin_anew(AGAIN) if done["starts_anew"] else program.resume(AGAIN)
+        program.turn(again, 1, is_whole=False)
         heard = program.said(program.model.heard[0])
-        if heard != [*said, ("user", AGAIN)]:
-            wrong.append((name, "heard", heard, said))
+        is_heard = heard == [*said, ("user", AGAIN)]
+        if not is_heard:
+            print(name, "heard", heard, said, sep="\n   ")
+        moments.seen(moment, files=are_files, model=is_heard)
         program.command("rewind", done["safety_id"], "--yes")
         assert program.files() == present
-    for one in wrong:
-        print(*one, sep="\n   ")
-    assert wrong == []
+    run = "terminal" if on_terminal else "headless"
+    moments.check(run, only_files=not program.rewinds_conversation)
     assert all(any(f"f{number}" in name for number in PARALLEL) for name in inside)
-    labels = {row["label"] for row in told.rows if row["event"] != "PostToolBatch"}
-    offered = labels - {name.partition(" ")[2] for name in inside}
-    # Before and after; before has no row of its own if nothing was written since the last one.
-    assert sum("f3" in label or "f4" in label for label in offered) in (1, 2)
 
 
-def test_past_a_compaction(program: Program) -> None:
+def test_past_a_compaction(program: Program, moments: Moments) -> None:
     """The model hears the conversation before it was compacted, not the summary."""
     if program.agent not in ("claude-code", "codex"):
         return  # headless, others compact only a conversation that fills the window
@@ -126,12 +164,17 @@ def test_past_a_compaction(program: Program) -> None:
         said.append(("model", "That was it."))
     program.run(program.resume(SECOND))
     assert any(SUMMARY in one[-1] for one in program.model.heard[-1])
-    rows = program.command("rewind", "-N", "100")["checkpoints"]
-    for event, length in (("PreCompact", len(said)), ("PostToolUse", 3)):
-        row = next(row for row in reversed(rows) if row["event"] == event)
+    lengths = {"PreCompact": len(said), "PostToolUse": 3}
+    for row in program.rows():
+        if row["event"] not in lengths:
+            continue
         done = program.command("rewind", row["id"], "--yes")
         program.model.heard.clear()
         program.run(program.resume(AGAIN))
         heard = program.said(program.model.heard[0])
-        assert heard == [*said[:length], ("user", AGAIN)], event
+        is_heard = heard == [*said[: lengths[row["event"]]], ("user", AGAIN)]
+        if not is_heard:
+            print(row["label"], heard, said, sep="\n   ")
+        moments.seen(COMPACTION, files=program.files() == ["f1.txt"], model=is_heard)
         program.command("rewind", done["safety_id"], "--yes")
+    moments.check("compaction")
