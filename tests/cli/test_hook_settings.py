@@ -16,6 +16,7 @@ from agent_checkpoint.agents.settings.agent_settings import (
     events_of,
     install,
     installed,
+    store_of,
     uninstall,
 )
 from agent_checkpoint.agents.settings.jsonc import parse
@@ -24,6 +25,7 @@ from tests.cli.scene import Scene, scene
 from tests.cli.test_hook import CLAUDE
 from tests.cli.world import run
 
+JSON_AGENTS = [agent for agent in AGENTS if agent != "opencode"]
 OWN = """{
     // what a person wrote
     "theme": "dark", /* and
@@ -46,7 +48,7 @@ def work(tmp_path: Path) -> Iterator[Scene]:
         yield found
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("agent", JSON_AGENTS)
 def test_a_new_file_has_all_events_of_the_format(agent: str, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "settings.json"
     assert not installed(agent, path)
@@ -62,7 +64,7 @@ def test_a_new_file_has_all_events_of_the_format(agent: str, tmp_path: Path) -> 
     assert path.read_text().startswith('{\n  "hooks": {\n    "')
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("agent", JSON_AGENTS)
 @pytest.mark.parametrize(
     "text",
     [
@@ -98,7 +100,7 @@ def test_out_again_the_file_is_what_it_was(agent: str, text: str, tmp_path: Path
     assert not uninstall(agent, path)
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("agent", JSON_AGENTS)
 @pytest.mark.parametrize("text", ["", "\n", "{ }", '{"hooks" : { } , "a":1}'])
 def test_byte_for_byte_and_whatever_was_installed_meanwhile(
     agent: str, text: str, tmp_path: Path
@@ -123,6 +125,26 @@ def test_a_file_of_ours_alone_is_taken_away(agent: str, tmp_path: Path) -> None:
     install(agent, path, "/elsewhere")
     assert uninstall(agent, path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_plug_in_of_opencode(tmp_path: Path) -> None:
+    path = tmp_path / "plugins" / "agent-checkpoint.js"
+    assert install("opencode", path, "/a store")
+    assert installed("opencode", path)
+    assert store_of("opencode", path) == "/a store"
+    assert json.dumps(command_of("opencode", "/a store")) in path.read_text()
+    assert not install("opencode", path, "/a store")
+    path.write_text(path.read_text().replace("session.idle", "session.other"))  # another version
+    assert not installed("opencode", path)
+    assert install("opencode", path)
+    assert installed("opencode", path)
+    assert uninstall("opencode", path)
+    assert not uninstall("opencode", path)
+    path.write_text("// mine\n")
+    with pytest.raises(InvalidInputError, match="not a plug-in of agent-checkpoint"):
+        install("opencode", path)
+    assert not uninstall("opencode", path)
+    assert path.read_text() == "// mine\n"
 
 
 def test_what_changed_meanwhile_stays_and_so_does_the_original(tmp_path: Path) -> None:
@@ -257,7 +279,7 @@ def test_an_older_command_of_ours_is_replaced(tmp_path: Path) -> None:
     "text",
     ["{", "[]", '{"hooks": []}', '{"hooks": {"Stop": {}}}', "{'a': 1}", '{"a": 1,}', "\udcff"],
 )
-@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("agent", JSON_AGENTS)
 def test_a_file_that_does_not_parse_is_not_touched(text: str, agent: str, tmp_path: Path) -> None:
     text = text.replace("Stop", FORMATS[agent].events[0])
     path = tmp_path / "settings.json"
@@ -450,7 +472,7 @@ def test_a_word_that_nobody_knows(word: str, work: Scene) -> None:
     assert (done.returncode, done.stdout) == (1, b"")  # 2 would block the agent's call
     assert f"Unknown argument '{word}'" in done.stderr.decode()
     assert (
-        "install, uninstall, status, stop, claude-code, codex, gemini, qwen."
+        "install, uninstall, status, stop, claude-code, codex, gemini, qwen, copilot, opencode."
         in done.stderr.decode()
     )
 

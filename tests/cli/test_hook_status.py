@@ -1,6 +1,7 @@
 """`hook status`: what is installed, what was received, and what is wrong, in words."""
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ def status(work: Scene, agent: str, scope: str = "user", **environment: str) -> 
         ("claude-code", "CLAUDE_CONFIG_DIR", "settings.json"),
         ("codex", "CODEX_HOME", "hooks.json"),
         ("gemini", "GEMINI_CLI_HOME", ".gemini/settings.json"),
+        ("copilot", "COPILOT_HOME", "hooks/agent-checkpoint.json"),
+        ("opencode", "XDG_CONFIG_HOME", "opencode/plugins/agent-checkpoint.js"),
     ],
 )
 def test_settings_that_a_variable_moves(
@@ -41,6 +44,40 @@ def test_settings_that_a_variable_moves(
     assert not status(work, agent)["installed"]
     work.command("hook", "uninstall", agent, **moved)
     assert not (tmp_path / "moved" / file).exists()
+
+
+def test_a_hook_in_a_directory_that_the_agent_does_not_read(work: Scene, tmp_path: Path) -> None:
+    work.command("hook", "install", "codex")
+    (problem,) = status(work, "codex", CODEX_HOME=str(tmp_path / "moved"))["problems"]
+    assert problem.startswith(f"CODEX_HOME is set, so codex reads {tmp_path}/moved/hooks.json")
+    assert problem.endswith("hook install codex`.")
+
+
+def test_an_agent_without_a_hook(work: Scene, tmp_path: Path) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "copilot").write_text("#!/bin/sh\n")
+    (programs / "copilot").chmod(0o755)
+    path = f"{programs}:{work.environment['PATH']}"
+    assert status(work, "copilot", PATH=path)["problems"] == [
+        "`copilot` is on this machine, but its hook is not installed: run `agent-checkpoint hook "
+        "install copilot`."
+    ]
+    work.hook("copilot", work.event("copilot.post-tool-use"))  # from a plug-in
+    assert status(work, "copilot", PATH=path)["problems"] == []
+
+
+@pytest.mark.parametrize("agent", ["codex", "opencode"])
+def test_a_hook_whose_program_is_gone(agent: str, work: Scene) -> None:
+    work.command("hook", "install", agent)
+    file = Path(status(work, agent)["file"])
+    file.write_text(file.read_text().replace(sys.executable, "/gone/python"))
+    found = status(work, agent)
+    assert found["outdated"]
+    assert "runs /gone/python, which does not exist" in found["problems"][0]
+    assert "outdated" in work.command("hook", "status")
+    work.command("hook", "install", agent)
+    assert not status(work, agent)["outdated"]
 
 
 def test_what_was_received_and_saved(work: Scene) -> None:

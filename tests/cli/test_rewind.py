@@ -501,6 +501,30 @@ def test_before_the_first_prompt_nothing_was_said(late: Scene) -> None:
     assert late.transcript.read_bytes() == before
 
 
+@pytest.mark.parametrize("event", ["pre-tool-use", "post-tool-use"])
+def test_a_call_before_the_agent_created_the_transcript(event: str, tmp_path: Path) -> None:
+    with scene(tmp_path, "direct") as work:
+        work.transcript.unlink()
+        work.hook("claude-code", work.event(f"claude-code.{event}", tool_use_id="toolu_2"))
+        write(work, '{"type": "user", "message": {"content": "do it"}, "n": 1}\n')
+        for line in (call_line(2), result_line(2), call_line(3), result_line(3)):
+            write(work, line)
+        work.hook("claude-code", work.event("claude-code.post-tool-use", tool_use_id="toolu_3"))
+        work.command("rewind", "@1", "--yes")
+        assert now(work)[0] == ([1] if event == "pre-tool-use" else [1, 2, -2])
+
+
+def test_a_call_that_no_transcript_has(tmp_path: Path) -> None:
+    with scene(tmp_path, "direct") as work:
+        work.transcript.unlink()
+        work.hook("claude-code", work.event("claude-code.post-tool-use", tool_use_id="toolu_2"))
+        write(work, '{"type": "user", "message": {"content": "do it"}, "n": 1}\n')
+        work.hook("claude-code", work.event("claude-code.stop"))
+        told = json.loads(work.command("rewind", "@1", "--yes", "--json"))
+        assert "no transcript yet" in told["transcript_missing"]
+        assert now(work)[0] == [1]
+
+
 def test_a_session_that_goes_on_in_another_file(late: Scene) -> None:
     """The conversation that was there is saved and moved away: an agent may resume either."""
     first = late.transcript

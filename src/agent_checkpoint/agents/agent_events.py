@@ -1,8 +1,9 @@
 """Hook events of coding agents. Owns parsing them into one type, and their labels.
 
 The formats are those documented by Claude Code 2.1.145 (hooks reference), Codex 0.129
-(`codex-rs/hooks/schema`), Gemini CLI 0.26 (`docs/hooks/reference.md`) and Qwen Code 0.24, or newer.
-Unknown fields are ignored; required fields are checked.
+(`codex-rs/hooks/schema`), Gemini CLI 0.26 (`docs/hooks/reference.md`), Qwen Code 0.24 and Copilot
+CLI 1.0 (events with the names of Claude Code), or newer. opencode 1.18 has plug-ins; ours sends
+events in the format of Claude Code. Unknown fields are ignored; required fields are checked.
 """
 
 from __future__ import annotations
@@ -17,12 +18,20 @@ from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import short_repr
 
 CLAUDE, CODEX, GEMINI, QWEN = "claude-code", "codex", "gemini", "qwen"
-AGENTS = (CLAUDE, CODEX, GEMINI, QWEN)
+COPILOT, OPENCODE = "copilot", "opencode"
+AGENTS = (CLAUDE, CODEX, GEMINI, QWEN, COPILOT, OPENCODE)
 
 BEFORE, AFTER, BATCH, TURN = "before", "after", "batch", "turn"
 """Phases: before a tool call, after a tool call, after a batch of calls, or between turns."""
 
-PROGRAMS = {CLAUDE: "claude", CODEX: "codex", GEMINI: "gemini", QWEN: "qwen"}
+PROGRAMS = {
+    CLAUDE: "claude",
+    CODEX: "codex",
+    GEMINI: "gemini",
+    QWEN: "qwen",
+    COPILOT: "copilot",
+    OPENCODE: "opencode",
+}
 """The name of each agent's program."""
 FILE_TOOLS = frozenset(
     {"Write", "Edit", "MultiEdit", "NotebookEdit", "write_file", "replace", "apply_patch"}
@@ -30,6 +39,8 @@ FILE_TOOLS = frozenset(
 """Tools that change only the files that their arguments name."""
 NEEDS_MESSAGES = (CLAUDE, GEMINI)
 """Agents that do not resume a session in which nothing was said."""
+WITHOUT_TRANSCRIPT = (OPENCODE,)
+"""Agents that keep conversations in a database, which is not rewound."""
 
 _MOMENTS = {
     "PreToolUse": BEFORE,
@@ -143,12 +154,13 @@ def is_prompt(name: str) -> bool:
     return name in ("UserPromptSubmit", "BeforeAgent")
 
 
-def read_event(agent: str, text: bytes) -> Event:
+def read_event(agent: str, text: bytes, home: str = "") -> Event:
     """Parse an event.
 
     Args:
         agent: the name of the agent; an unknown name is replaced by detection from the event.
         text: the JSON that the agent sent.
+        home: the directory of the agent's own files, if a variable has moved it.
 
     Raises:
         InvalidInputError: `text` is not a valid event.
@@ -167,10 +179,15 @@ def read_event(agent: str, text: bytes) -> Event:
             f"The cwd of the hook event must be an absolute path, not {short_repr(cwd)}."
         )
     prompt = data.get("prompt")
+    agent = agent if agent in AGENTS else _agent_of(name, data)
+    session = _clean(_text(data, "session_id"))
+    if transcript is None and agent == COPILOT and os.sep not in session:  # named only at the end
+        home = home or os.path.expanduser("~/.copilot")
+        transcript = os.path.join(home, "session-state", session, "events.jsonl")
     return Event(
-        agent if agent in AGENTS else _agent_of(name, data),
+        agent,
         _clean(name),
-        _clean(_text(data, "session_id")),
+        session,
         cwd,
         transcript if _is_path(transcript) else None,
         tuple(_calls(data)),

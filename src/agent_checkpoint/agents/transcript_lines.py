@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_checkpoint.agents.agent_events import CLAUDE, CODEX, GEMINI, QWEN, call_words
+from agent_checkpoint.agents.agent_events import (
+    CLAUDE,
+    CODEX,
+    COPILOT,
+    GEMINI,
+    QWEN,
+    call_words,
+)
 from agent_checkpoint.named_tuple import NamedTuple
 
 PROMPT, REPLY, CALL, RESULT, RESET = "prompt", "reply", "call", "result", "reset"
@@ -222,11 +229,32 @@ def _read_qwen(record: dict[str, Any], cwd: str) -> Iterator[Item]:
                 yield Item(CALL, call["id"], record["uuid"], words, call["name"], call["args"])
 
 
+def _read_copilot(record: dict[str, Any], cwd: str) -> Iterator[Item]:
+    kind, data = record.get("type"), record.get("data") or {}
+    if record.get("agentId") or data.get("agentId") or data.get("parentToolCallId"):
+        return  # of a sub-agent
+    if kind == "session.compaction_complete":
+        yield Item(RESET)
+    elif kind == "user.message":
+        yield Item(PROMPT, content=data.get("content"))
+    elif kind == "tool.execution_complete":
+        result = data.get("result") or {}
+        yield Item(RESULT, data["toolCallId"], content=result.get("content"))
+    elif kind == "assistant.message":
+        message = data["messageId"]
+        yield Item(REPLY, message=message, content=data.get("content"))
+        for call in data.get("toolRequests") or ():
+            name, given = call["name"], call["arguments"]
+            words = call_words(name, given, cwd)
+            yield Item(CALL, call["toolCallId"], message, words, name, given)
+
+
 _READERS: dict[str, _Reader] = {
     CLAUDE: _read_claude,
     CODEX: _read_codex,
     GEMINI: _read_gemini,
     QWEN: _read_qwen,
+    COPILOT: _read_copilot,
 }
 
 

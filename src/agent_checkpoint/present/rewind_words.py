@@ -24,11 +24,13 @@ _RESUME = {
     "codex": "codex resume {}",
     "gemini": "gemini --resume {}",
     "qwen": "qwen --resume {}",
+    "copilot": "copilot --resume={}",
+    "opencode": "opencode --session {}",
 }
 _START = {
     "claude-code": "claude --session-id {}",
     "gemini": "gemini",
-    "qwen": "qwen --session-id {}",
+    "qwen": "qwen",
 }
 """The commands that start a session without a conversation."""
 _MOST_NAMED = 5

@@ -106,7 +106,7 @@ class Session:
 def _id(agent: str, call: int) -> Optional[str]:
     if agent == "qwen":
         return f"another_{call}"  # the transcript has its own ids
-    return None if agent == "gemini" else f"call_{call}"
+    return None if agent in ("gemini", "copilot") else f"call_{call}"
 
 
 _NOISE: "dict[str, list[dict[str, Any]]]" = {
@@ -114,17 +114,19 @@ _NOISE: "dict[str, list[dict[str, Any]]]" = {
     "codex": [{"raw": {"type": "event_msg", "payload": {"type": "token_count"}}}],
     "gemini": [{"raw": {"$set": {"lastUpdated": "now"}}}],
     "qwen": [{"raw": {"type": "system", "subtype": "ui_telemetry"}}],
+    "copilot": [{"raw": {"type": "hook.end", "data": {"hookType": "postToolUse"}}}],
 }
 _HEADS: "dict[str, list[dict[str, Any]]]" = {
     "claude-code": [{"raw": {"type": "queue-operation", "operation": "enqueue"}}],
     "codex": [{"raw": {"type": "session_meta", "payload": {"id": "s"}}}],
     "gemini": [{"raw": {"sessionId": "s", "projectHash": "h", "kind": "main"}}],
     "qwen": [],
+    "copilot": [{"raw": {"type": "session.start", "data": {"sessionId": "s"}}}],
 }
 
 
 def _reply(agent: str, number: int, text: str, calls: Any) -> "list[dict[str, Any]]":
-    if agent == "qwen":
+    if agent in ("qwen", "copilot"):
         return [{"message": f"m{number}", "text": text, "calls": list(calls)}]
     if agent != "gemini":
         parts: list[dict[str, Any]] = [{"text": text}, *({"call": call} for call in calls)]
@@ -201,4 +203,23 @@ def _qwen(record: "dict[str, Any]") -> "dict[str, Any]":
     return {"type": "assistant", "uuid": record["message"], "message": {"parts": parts}}
 
 
-_RECORDS = {"qwen": _qwen, "claude-code": _claude, "codex": _codex, "gemini": _gemini}
+def _copilot(record: "dict[str, Any]") -> "dict[str, Any]":
+    if "prompt" in record:
+        return {"type": "user.message", "data": {"content": record["prompt"]}}
+    if "result" in record:
+        return {"type": "tool.execution_complete", "data": {"toolCallId": f"c{record['result']}"}}
+    calls = [
+        {"toolCallId": f"c{call}", "name": "bash", "arguments": {"command": f"make {call}"}}
+        for call in record["calls"]
+    ]
+    data = {"messageId": record["message"], "content": record["text"], "toolRequests": calls}
+    return {"type": "assistant.message", "data": data}
+
+
+_RECORDS = {
+    "qwen": _qwen,
+    "claude-code": _claude,
+    "codex": _codex,
+    "gemini": _gemini,
+    "copilot": _copilot,
+}

@@ -57,6 +57,7 @@ class Request(NamedTuple):
     secret: str
     locations: tuple[str, ...]
     event: bytes
+    home: str = ""
 
 
 def parse_request(text: bytes) -> Request:
@@ -65,12 +66,12 @@ def parse_request(text: bytes) -> Request:
         line, _, rest = text.partition(b"\n")
         head, event = map(int, line.split())
         fields = [os.fsdecode(field) for field in rest[:head].split(b"\0")]
-        agent, store, project, secret, *locations = fields
+        agent, store, project, agent_home, secret, *locations = fields
     except ValueError:
         raise InvalidInputError("Invalid request from a hook client.") from None
     if len(rest) != head + event or len(locations) != len(LOCATION_VARIABLES):
         raise InvalidInputError("Malformed request from a hook client, perhaps of another version.")
-    return Request(agent, store, project, secret, tuple(locations), rest[head:])
+    return Request(agent, store, project, secret, tuple(locations), rest[head:], agent_home)
 
 
 class EventSaver:
@@ -102,7 +103,7 @@ class EventSaver:
         Raises:
             CheckpointError: nothing was saved.
         """
-        event = read_event(request.agent, request.event)
+        event = read_event(request.agent, request.event, request.home)
         key = check_key(event.key)
         saved = None
         try:

@@ -28,6 +28,8 @@ DIRECT = "AGENT_CHECKPOINT_HOOK_DIRECT"
 SECONDS = "AGENT_CHECKPOINT_HOOK_SECONDS"
 STORE = "AGENT_CHECKPOINT_STORE"
 PROJECTS = ("CLAUDE_PROJECT_DIR", "GEMINI_PROJECT_DIR")
+HOME = "COPILOT_HOME"
+"""The directory of an agent that does not name its transcript in each event."""
 
 _DEFAULT_SECONDS = 5.0
 _REPLY_TIMEOUT = 1.0
@@ -51,7 +53,7 @@ def main(arguments: list[str]) -> int:
     except BaseException as error:  # including bugs: the agent must not fail because of the hook
         log_failure(f"{agent or 'hook'}: {type(error).__name__}: {error}")
     finally:
-        if agent not in ("claude-code", "codex", "qwen"):
+        if agent not in ("claude-code", "codex", "qwen", "copilot", "opencode"):
             _write(1, b"{}\n")  # Gemini CLI requires JSON on stdout
     return 0
 
@@ -85,6 +87,7 @@ def build_request(agent: str, event: bytes, store: str = "") -> bytes:
         agent,
         store,
         project,
+        get(HOME, ""),
         get(SECRET, ""),
         *(get(name, "") for name in LOCATION_VARIABLES),
     ]

@@ -20,7 +20,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.agents.agent_events import NEEDS_MESSAGES, Event, is_prompt
+from agent_checkpoint.agents.agent_events import (
+    NEEDS_MESSAGES,
+    PROGRAMS,
+    TURN,
+    WITHOUT_TRANSCRIPT,
+    Event,
+    is_prompt,
+    moment_of,
+)
 from agent_checkpoint.agents.directory_keys import keys_of_directory
 from agent_checkpoint.agents.rewind import rewind_journal
 from agent_checkpoint.agents.rewind.line_of_work import LineOfWork, lines_in
@@ -103,7 +111,7 @@ class Rewind:
         self._workspace.saved_in = tuple(
             {target.key, *keys_of_directory(store, Path(self.directory))}
         )
-        self.transcript_missing = note.trouble if conversation else None
+        self.transcript_missing = _why_missing(note) if conversation else None
         """The reason why the target has no conversation; None if it has one."""
         self.warning: str | None = None
         """What the conversation will lack, and what the resumed model hears."""
@@ -303,11 +311,18 @@ class Rewind:
         target, note = self._target, self._note
         lines, path = self._line.lines_in(target), _path_in(note)
         if lines is None or path is None:
-            # The first prompt comes before the agent creates the transcript.
-            if note.trouble is None and is_prompt(note.event) and self._live is not None:
+            # The agent creates the transcript after the first prompt, or even after the first call.
+            if note.trouble is not None or self._live is None:
+                return None
+            if is_prompt(note.event):
                 return TranscriptChange(self._live, [], live=self._live)
-            return None
+            if moment_of(note.event) == TURN:
+                return None
+            lines, path = [], self._live
         cut = cut_at(target.seq, note, lines, self._line.later, self._line.earlier)
+        if note.transcript is None and not cut.lines:
+            self.transcript_missing = "there was no transcript yet, and later ones lack the call"
+            return None
         self.warning = cut.warning
         said = read_conversation(note.agent, cut.lines, note.cwd)
         if said.is_empty and is_prompt(note.event) and note.agent in NEEDS_MESSAGES:
@@ -446,6 +461,14 @@ def _finish_legacy(store: Store, head: Checkpoint, safety_id: str) -> Checkpoint
 
 def _paths_in(plan: Plan) -> list[str]:
     return [*plan.write, *plan.delete, *plan.mode, *plan.leave]
+
+
+def _why_missing(note: SessionNote) -> str | None:
+    if note.agent in WITHOUT_TRANSCRIPT:
+        return (
+            f"{PROGRAMS[note.agent]} keeps conversations in a database; its own /undo changes them"
+        )
+    return note.trouble
 
 
 def _path_in(note: SessionNote) -> str | None:

@@ -15,6 +15,7 @@ from agent_checkpoint.agents.agent_events import (
     BEFORE,
     CLAUDE,
     CODEX,
+    COPILOT,
     QWEN,
     TURN,
     moment_of,
@@ -62,6 +63,8 @@ class _Place(NamedTuple):
         """Return whether the tool call of another checkpoint belongs to the same step."""
         if any(call.id in self.step.calls for call in note.calls):
             return True
+        if note.agent == COPILOT and not is_later:  # whose transcript may be a whole step behind
+            return len(self.step.calls) > 1 and _is_named(note, self.step)
         if not all(_has_no_place(note, call.id) for call in note.calls):
             return False
         length = 0 if note.transcript is None else note.transcript["lines"]
@@ -72,7 +75,7 @@ class _Place(NamedTuple):
 def _has_no_place(note: SessionNote, call: str | None) -> bool:
     """Return whether transcripts do not have the id of a call.
 
-    Gemini CLI reports no ids, Qwen Code others, and so does Codex in its code mode.
+    Gemini CLI and Copilot CLI report no ids, Qwen Code others, and so does Codex in its code mode.
     """
     if call is None or note.agent == QWEN:
         return True
@@ -160,12 +163,21 @@ def _step_of(note: SessionNote, said: Conversation, length: int) -> tuple[Step |
     limit = min((line for line in said.prompts if line >= length), default=None)
     for step in said.steps:
         if step.calls and (not step.is_complete or max(step.results.values()) >= length):
-            words = {call.words for call in note.calls}
             # A program in code mode, or a sub-agent, makes calls that the transcript does not have.
-            is_named = note.agent in (CLAUDE, CODEX) or words & set(step.calls.values())
+            is_named = note.agent in (CLAUDE, CODEX) or _is_named(note, step)
             is_same_turn = limit is None or step.start < limit
+            if is_same_turn and not is_named and note.agent == COPILOT:
+                continue  # its transcript may be a whole step behind
             return (step if is_named and is_same_turn else None), False
     return None, False
+
+
+def _is_named(note: SessionNote, step: Step) -> bool:
+    """Return whether a step has a call with the words of a checkpoint."""
+    words, its_words = {call.words for call in note.calls}, set(step.calls.values())
+    if note.agent == COPILOT:  # its transcript has other names of tools than its events
+        words, its_words = ({one.partition(" ")[2] for one in some} for some in (words, its_words))
+    return not words.isdisjoint(its_words)
 
 
 def _sources(lines: list[str], later: Iterable[Row]) -> Iterator[list[str]]:

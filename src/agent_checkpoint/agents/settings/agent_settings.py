@@ -9,8 +9,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.agents.agent_events import CLAUDE, CODEX, GEMINI, QWEN
-from agent_checkpoint.agents.settings.hook_command import command_of, is_ours, store_in
+from agent_checkpoint.agents.agent_events import (
+    CLAUDE,
+    CODEX,
+    COPILOT,
+    GEMINI,
+    OPENCODE,
+    QWEN,
+)
+from agent_checkpoint.agents.settings.hook_command import (
+    command_of,
+    is_ours,
+    missing_file,
+    store_in,
+)
 from agent_checkpoint.agents.settings.jsonc import (
     JsonNode,
     append_item,
@@ -21,6 +33,7 @@ from agent_checkpoint.agents.settings.jsonc import (
     parse,
     remove_node,
 )
+from agent_checkpoint.agents.settings.opencode_plugin import command_in, plugin_text
 from agent_checkpoint.agents.settings.settings_files import (
     SettingsDir,
     open_settings_dir,
@@ -96,6 +109,29 @@ FORMATS = {
         True,
         "Restart running sessions to load the hook.",
     ),
+    COPILOT: SettingsFormat(
+        ("COPILOT_HOME", "", ".copilot"),
+        "hooks/agent-checkpoint.json",
+        ".github/hooks/agent-checkpoint.json",
+        (
+            *("UserPromptSubmit", "PreToolUse", "PostToolUse", "PostToolUseFailure"),
+            *("PreCompact", "Stop", "SessionEnd"),
+        ),
+        (),
+        1,
+        False,
+        "Restart running sessions to load the hook.",
+    ),
+    OPENCODE: SettingsFormat(
+        ("XDG_CONFIG_HOME", "opencode", ".config/opencode"),
+        "plugins/agent-checkpoint.js",
+        ".opencode/plugins/agent-checkpoint.js",
+        ("plugin",),
+        (),
+        1,
+        False,
+        "Restart running sessions to load the plug-in.",
+    ),
 }
 _TIMEOUT = 30
 _KNOWS_NEWER = (2, 1, 145)
@@ -136,6 +172,11 @@ def settings_file(agent: str, project: Path | None) -> Path:
     return agent_home(agent) / form.user if project is None else project / form.project
 
 
+def usual_settings_file(agent: str) -> Path:
+    """Return the path of the user's settings file if no variable of the agent moves it."""
+    return Path.home() / FORMATS[agent].home[2] / FORMATS[agent].user
+
+
 def agent_home(agent: str) -> Path:
     """Return the directory of an agent's own files, which a variable of the agent may move."""
     variable, inside, usual = FORMATS[agent].home
@@ -156,12 +197,27 @@ def store_of(agent: str, path: Path, project: Path | None = None) -> str:
     return _store_in(_our_commands(agent, path, project))
 
 
+def missing_program(agent: str, path: Path, project: Path | None) -> str | None:
+    """Return a file that the installed hook command runs and that does not exist; None if none.
+
+    Raises InvalidInputError if the settings file cannot be parsed.
+    """
+    for commands in _our_commands(agent, path, project).values():
+        for command in commands:
+            gone = missing_file(command)
+            if gone is not None:
+                return gone
+    return None
+
+
 def our_positions(agent: str, path: Path, project: Path | None) -> list[tuple[str, int, int]]:
     """Return the event of each of our entries, and its numbers in the file.
 
     Raises InvalidInputError if the settings file cannot be parsed.
     """
     text = read_settings(path, project) or ""
+    if agent == OPENCODE:
+        return [("plugin", 0, 0)] if command_in(text) is not None else []
     hooks = _hooks(_parsed(agent, path, text)) if text.strip() else {}
     found = []
     for event in hooks:
@@ -184,6 +240,11 @@ def settings_value(agent: str, path: Path, project: Path | None, *names: str) ->
 def _our_commands(agent: str, path: Path, project: Path | None) -> dict[str, list[str]]:
     """Return our commands by event. Raises InvalidInputError."""
     text = read_settings(path, project) or ""
+    if agent == OPENCODE:
+        command = command_in(text)
+        if command is None:
+            return {}
+        return {"plugin" if text == plugin_text(command) else "outdated": [command]}
     hooks = _hooks(_parsed(agent, path, text)) if text.strip() else {}
     found = {event: [ours[-1] for ours in _our_handlers(hooks, event)] for event in hooks}
     return {event: commands for event, commands in found.items() if commands}
@@ -215,6 +276,12 @@ def install(agent: str, path: Path, store: str = "", project: Path | None = None
     if _is_installed(agent, ours) and _store_in(ours) == store:
         return False
     before = read_settings(path, project)
+    if agent == OPENCODE:
+        if before is not None and not ours:
+            raise InvalidInputError(f"{path} is not a plug-in of agent-checkpoint. Remove it.")
+        with open_settings_dir(path, project) as folder:
+            folder.replace(folder.name, plugin_text(command_of(agent, store)))
+        return True
     text = _with_ours(agent, path, before or "", store)
     with open_settings_dir(path, project) as folder:
         if before is not None and (not before.strip() or _removed(agent, path, before) == before):
@@ -231,6 +298,12 @@ def uninstall(agent: str, path: Path, project: Path | None = None) -> bool:
     deleted if `install` created it.
     """
     before = read_settings(path, project) or ""
+    if agent == OPENCODE:
+        if command_in(before) is None:
+            return False
+        with open_settings_dir(path, project) as folder:
+            folder.remove(folder.name)
+        return True
     text = _removed(agent, path, before) if before.strip() else before
     if text == before:
         return False

@@ -40,6 +40,15 @@ def is_ours(command: str) -> bool:
     return last.endswith(_CLIENTS) and all(word.startswith("-") for word in between)
 
 
+def missing_file(command: str) -> str | None:
+    """Return the first file of a hook command line that does not exist; None if all do."""
+    words = _words(command)
+    if words[-2:-1] == [_STORE]:
+        del words[-2:]
+    files = (word for word in words if word.startswith("/"))
+    return next((word for word in files if not Path(word).exists()), None)
+
+
 def store_in(command: str) -> str:
     """Return the `--store` value of a hook command line, or "" if it has none."""
     words = _words(command)

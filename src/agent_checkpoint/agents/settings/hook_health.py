@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
-from agent_checkpoint.agents.agent_events import CLAUDE, CODEX, GEMINI
+from agent_checkpoint.agents.agent_events import CLAUDE, CODEX, GEMINI, PROGRAMS
 from agent_checkpoint.agents.session_presence import all_presences
 from agent_checkpoint.agents.settings.agent_settings import (
+    FORMATS,
     agent_home,
     claude_version,
     installed,
+    missing_program,
     our_positions,
+    settings_file,
     settings_value,
+    usual_settings_file,
 )
 from agent_checkpoint.agents.settings.settings_files import read_settings
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.named_tuple import NamedTuple
 
 _KEY = re.compile(r"""^\s*\[\s*hooks\s*\.\s*state\s*\.\s*("(?:[^"\\]|\\.)*"|'[^']*')\s*\]""")
+
+
+_SWITCHES: dict[str, tuple[tuple[str, ...], bool]] = {
+    CLAUDE: (("disableAllHooks",), True),
+    GEMINI: (("hooksConfig", "enabled"), False),
+}
+"""The setting of an agent that disables all hooks, and its value then."""
 
 
 class HookHealth(NamedTuple):
@@ -31,6 +43,8 @@ class HookHealth(NamedTuple):
     """Whether the user has reviewed them; None if the agent asks for no review."""
     problems: tuple[str, ...]
     """What is wrong, and what to do."""
+    is_outdated: bool = False
+    """Whether there are entries, but not all of this version."""
 
 
 class LastSeen(NamedTuple):
@@ -46,24 +60,25 @@ def hook_health(agent: str, path: Path, project: Path | None) -> HookHealth:
     """Return the state of the hook in a settings file. Raises InvalidInputError."""
     positions = our_positions(agent, path, project)
     if not positions:
-        return HookHealth(installed=False, reviewed=None, problems=())
+        problems = _why_not_installed(agent) if project is None else []
+        return HookHealth(installed=False, reviewed=None, problems=tuple(problems))
     is_current = installed(agent, path, project)
     problems = []
     if not is_current:
+        gone = missing_program(agent, path, project)
         problems.append(
-            f"The entries in {path} are of another version: run `agent-checkpoint hook install "
-            f"{agent}` again."
+            f"The hook in {path} runs {gone}, which does not exist, so nothing is saved: run "
+            if gone is not None
+            else f"The entries in {path} are of another version: run "
         )
+        problems[-1] += f"`agent-checkpoint hook install {agent}` again."
     if agent == CLAUDE and not claude_version():
         problems.append(
             "`claude` is not on PATH, so failed calls get no checkpoint: run `agent-checkpoint "
             "hook install claude-code` where it is."
         )
-    is_off = {
-        CLAUDE: settings_value(agent, path, project, "disableAllHooks") is True,
-        GEMINI: settings_value(agent, path, project, "hooksConfig", "enabled") is False,
-    }
-    if is_off.get(agent):
+    names, off = _SWITCHES.get(agent, ((), True))
+    if names and settings_value(agent, path, project, *names) is off:
         problems.append(f"Hooks are disabled in {path}.")
     reviewed = _is_reviewed(path, positions) if agent == CODEX else None
     if reviewed is False:
@@ -71,7 +86,20 @@ def hook_health(agent: str, path: Path, project: Path | None) -> HookHealth:
             "Codex runs no hook before you have reviewed it: type /hooks in Codex. `codex exec` "
             "does not ask, and runs none until then."
         )
-    return HookHealth(is_current, reviewed, tuple(problems))
+    return HookHealth(is_current, reviewed, tuple(problems), is_outdated=not is_current)
+
+
+def _why_not_installed(agent: str) -> list[str]:
+    """Return what is wrong if the user's settings have no hook."""
+    again = f"run `agent-checkpoint hook install {agent}`."
+    usual, path = usual_settings_file(agent), settings_file(agent, None)
+    if usual != path and our_positions(agent, usual, None):
+        variable = FORMATS[agent].home[0]
+        return [f"{variable} is set, so {agent} reads {path}, but the hook is in {usual}: {again}"]
+    # A plug-in of the agent sends events without an entry in the settings.
+    if shutil.which(PROGRAMS[agent]) is not None and last_seen(agent).event is None:
+        return [f"`{PROGRAMS[agent]}` is on this machine, but its hook is not installed: {again}"]
+    return []
 
 
 def last_seen(agent: str) -> LastSeen:

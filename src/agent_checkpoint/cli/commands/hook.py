@@ -194,11 +194,13 @@ def _status(location: StoreLocation) -> CommandResult:
         for scope, project in (("user", None), ("project", location.directory)):
             path = settings_file(agent, project)
             row: dict[str, Any] = {"agent": agent, "scope": scope, "file": str(path)}
-            row.update(installed=False, store="", trouble=None, reviewed=None, problems=[])
+            row.update(installed=False, outdated=False, store="", trouble=None)
+            row.update(reviewed=None, problems=[])
             row.update(last_event=seen.event, last_checkpoint=seen.checkpoint)
             try:
                 health = hook_health(agent, path, project)
                 row.update(installed=health.installed, reviewed=health.reviewed)
+                row.update(outdated=health.is_outdated)
                 row.update(problems=list(health.problems), store=store_of(agent, path, project))
             except InvalidInputError as error:
                 row["trouble"] = str(error)
@@ -253,7 +255,7 @@ def _cells(row: dict[str, Any]) -> list[Any]:
     return [
         row["agent"],
         row["scope"],
-        "outdated" if row["problems"] and not row["installed"] else answers[row["installed"]],
+        "outdated" if row["outdated"] else answers[row["installed"]],
         answers[row["reviewed"]],
         *("" if when is None else format_time(when) for when in times),
         row["file"],

@@ -13,7 +13,7 @@ from agent_checkpoint.agents.rewind.transcript_cut import Cut, Row, cut_at
 from agent_checkpoint.errors import InvalidInputError
 from tests.unit.agents.transcripts import Session, Turns
 
-AGENTS = ["claude-code", "codex", "gemini", "qwen"]
+AGENTS = ["claude-code", "codex", "gemini", "qwen", "copilot"]
 
 
 def cut(session: Session, index: int, last: Optional[int] = None, *, live: bool = True) -> Cut:
