@@ -11,6 +11,7 @@ import pytest
 
 from agent_checkpoint.agents.hook.event_saver import EventSaver, Request
 from agent_checkpoint.agents.hook.protocol import LOCATION_VARIABLES
+from agent_checkpoint.errors import StorageError
 from tests.cli.world import run
 
 A, B, HUMAN = "a", "b", "human"
@@ -119,6 +120,25 @@ def test_a_tool_for_one_file_changes_no_other(shared: Shared) -> None:
     shared.send(A, "PostToolUse", "toolu_x", **tool)
     assert shared.rewind(A, 1, "--yes")["delete"] == ["mine.txt"]
     assert shared.contents() == {"by-hand.txt": "human"}
+
+
+def test_a_call_whose_first_snapshot_failed_owns_nothing(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What others did before it cannot be told from what it did."""
+    shared.send(A, "UserPromptSubmit", "", prompt="begin")
+    shared.write("by-hand.txt", "human")
+
+    def fail(*args: object) -> None:
+        raise StorageError("full")
+
+    with monkeypatch.context() as patch, pytest.raises(StorageError):
+        patch.setattr(EventSaver, "_save", fail)
+        shared.send(A, "PreToolUse", "toolu_x")
+    shared.write("mine.txt", "a")
+    shared.send(A, "PostToolUse", "toolu_x")
+    assert shared.rewind(A, 1, "--yes")["delete"] == []
+    assert sorted(shared.contents()) == ["by-hand.txt", "mine.txt"]
 
 
 def test_git_is_never_changed(shared: Shared) -> None:

@@ -33,10 +33,6 @@ PROGRAMS = {
     OPENCODE: "opencode",
 }
 """The name of each agent's program."""
-FILE_TOOLS = frozenset(
-    {"Write", "Edit", "MultiEdit", "NotebookEdit", "write_file", "replace", "apply_patch"}
-)
-"""Tools that change only the files that their arguments name."""
 NEEDS_MESSAGES = (CLAUDE, GEMINI)
 """Agents that do not resume a session in which nothing was said."""
 WITHOUT_TRANSCRIPT = (OPENCODE,)

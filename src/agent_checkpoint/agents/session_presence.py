@@ -22,6 +22,8 @@ _MAX_BYTES = 1 << 16
 _MAX_ANCESTORS = 8
 _MAX_OPEN = 100
 _MAX_AGE = 90 * 86400
+_UNKNOWN = 0.0
+"""The beginning of a call whose changes cannot be told from earlier ones."""
 
 
 class Presence(NamedTuple):
@@ -48,12 +50,13 @@ class Presence(NamedTuple):
         return self.event != "SessionEnd" and bool(self.pid) and _start_of(self.pid) == self.start
 
 
-def record_event(event: Event, *, saved: bool, client: int) -> None:
+def record_event(event: Event, *, saved: bool, compared: float | None, client: int) -> None:
     """Record that an event was received.
 
     Args:
         event: the event.
         saved: whether a checkpoint was saved.
+        compared: when the files were compared with the last checkpoint; None if that failed.
         client: the process that sent it; an ancestor of it is the agent.
     """
     directory = open_state_dir()
@@ -67,7 +70,8 @@ def record_event(event: Event, *, saved: bool, client: int) -> None:
         if not pid or _start_of(pid) != start:
             pid, start = _agent_process(event.agent, client)
         last = now if saved else None if before is None else before.saved
-        calls = _open_calls({} if before is None else before.open, event, now)
+        began = _UNKNOWN if compared is None else compared
+        calls = _open_calls({} if before is None else before.open, event, began)
         found = Presence(event.agent, event.session, event.name, now, last, pid, start, calls)
         data = json.dumps(found._asdict()).encode()
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -98,15 +102,15 @@ def start_of_call(event: Event) -> float | None:
     """Return when the tool call of an event began; None if that was not reported."""
     before = presence_of(event.key)
     found = [before.open.get(_call_name(call)) for call in event.calls] if before else []
-    return min((start for start in found if start is not None), default=None)
+    return min((start for start in found if start is not None), default=None) or None
 
 
-def _open_calls(before: dict[str, float], event: Event, now: float) -> dict[str, float]:
+def _open_calls(before: dict[str, float], event: Event, began: float) -> dict[str, float]:
     if event.moment == TURN:
         return {}
     names = [_call_name(call) for call in event.calls]
     if event.moment == BEFORE:
-        return dict([*before.items(), *((name, now) for name in names)][-_MAX_OPEN:])
+        return dict([*before.items(), *((name, began) for name in names)][-_MAX_OPEN:])
     return {name: start for name, start in before.items() if name not in names}
 
 

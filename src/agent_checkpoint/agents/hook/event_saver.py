@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import OrderedDict
 from contextlib import suppress
 from itertools import islice
@@ -105,13 +106,15 @@ class EventSaver:
         """
         event = read_event(request.agent, request.event, request.home)
         key = check_key(event.key)
-        saved = None
+        saved, compared = None, None
         try:
             with self._session(key), hold_session_lock(key, timeout):
+                now = time.time()  # before the scan: what changes meanwhile may be in it or not
                 saved = self._save(event, key, self._store(request.store), request.project)
+                compared = now
                 return saved
         finally:
-            record_event(event, saved=saved is not None, client=client)
+            record_event(event, saved=saved is not None, compared=compared, client=client)
 
     def close(self) -> None:
         """Close all workspaces and stores."""

@@ -253,8 +253,7 @@ class Rewind:
     def _own_paths(self, since: Iterable[str], changed: Iterable[str]) -> list[str]:
         """Return the paths that only this session changed; note the others that differ."""
         keys = keys_of_directory(self._store, Path(self.directory))
-        others = [key for key in keys if key != self._target.key]
-        calls = calls_of_others(self._store, others, self._target)
+        calls = calls_of_others(self._store, self.directory, keys, self._target)
         found = own_changes(self._store, self._line_since(), since, calls)
         differ = set(changed)
         self.not_mine = {path: why for path, why in sorted(found.others.items()) if path in differ}

@@ -11,7 +11,7 @@ restore    change the files; after a crash, the next open completes this step
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,12 @@ from agent_checkpoint.session.rollback.rollback_report import RollbackReport
 from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
 from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.session.steps.line import line_of, original
-from agent_checkpoint.session.steps.ownership import ambiguous, other_calls
+from agent_checkpoint.session.steps.ownership import (
+    OtherCall,
+    call_span,
+    other_calls,
+    why_not_own,
+)
 from agent_checkpoint.session.steps.step import Step, StepReader
 from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.store.ledger.ledger_state import Effect
@@ -190,35 +195,49 @@ def merge_without(
     end = pairs[-1].later[-1] if pairs[-1].later else pairs[-1].after
     report = RevertReport([reader.step(pair.before, pair.after, end=end) for pair in pairs])
     report.effects = _effects(store, pairs, report.steps)
-    for pair in reversed(list(_joined(pairs))):
-        before, after = files_of(store, pair.before), files_of(store, pair.after)
-        kept: dict[str, str] = {}
-        if directory is not None:
-            span = pair.before.ts_ns, pair.after.ts_ns
-            others = other_calls(store, directory, pair.after.key, *span)
-            paths = [os.fsdecode(change.path) for change in tree_changes(before, after)]
-            kept = ambiguous(paths, others)
+    others: list[OtherCall] = []
+    if directory is not None:
+        keys, until = {pair.after.key for pair in pairs}, pairs[-1].after.ts_ns
+        others = other_calls(store, directory, keys, pairs[0].before.ts_ns, until)
+    for group in reversed(list(_neighbours(pairs))):
+        first, last = group[0].before, group[-1].after
+        kept = _ambiguous(store, group, others)
         report.ambiguous.update(kept)
-        later = [tree for item in pair.later if (tree := tree_in(store, item)) is not None]
-        removal.remove(pair.after.id, before, after, later, kept)
+        later = [tree for item in group[-1].later if (tree := tree_in(store, item)) is not None]
+        removal.remove(last.id, files_of(store, first), files_of(store, last), later, kept)
     report.conflicts, report.renamed = removal.result.conflicts, removal.result.renamed
     changes = removal.changes()
     merged = UnsavedTree(current, changes, removal.result.contents.values())
     return report, merged, [change.path for change in changes]
 
 
-def _joined(pairs: Sequence[StepPair]) -> Iterator[StepPair]:
-    """Iterate over the steps; those that follow each other are one, since they may overlap."""
-    last: StepPair | None = None
+def _neighbours(pairs: Sequence[StepPair]) -> Iterator[list[StepPair]]:
+    """Iterate over groups of steps that follow each other: they may overlap, and are one change."""
+    group: list[StepPair] = []
     for pair in pairs:
-        if last is not None and last.after.id == pair.before.id:
-            last = StepPair(last.before, pair.after, pair.later)
-            continue
-        if last is not None:
-            yield last
-        last = pair
-    if last is not None:
-        yield last
+        if group and group[-1].after.id != pair.before.id:
+            yield group
+            group = []
+        group.append(pair)
+    if group:
+        yield group
+
+
+def _ambiguous(
+    store: Store, group: Sequence[StepPair], others: Iterable[OtherCall]
+) -> dict[str, str]:
+    """Return the paths of a group whose changes may be another session's, with the reason."""
+    span = group[0].before.ts_ns, group[-1].after.ts_ns
+    calls = [call for call in others if call.overlaps(*span)]
+    found: dict[str, str] = {}
+    for pair in group:
+        call = call_span(store, pair.before, pair.after)
+        trees = files_of(store, pair.before), files_of(store, pair.after)
+        for path in (os.fsdecode(change.path) for change in tree_changes(*trees)):
+            why = why_not_own(path, call, calls)
+            if why is not None:
+                found.setdefault(path, why)
+    return found
 
 
 def _effects(

@@ -24,7 +24,9 @@ from agent_checkpoint.store.store import Store
 HOOK_PART, RUN_PART, TRANSCRIPT_PART = "hook", "run", "transcript"
 """Names of parts that the hook of a coding agent and `run` write."""
 _BEFORE = ("event:PreToolUse", "event:BeforeTool")
+_AFTER = ("event:PostToolUse", "event:PostToolUseFailure", "event:AfterTool")
 _PROMPT = ("event:UserPromptSubmit", "event:BeforeAgent")
+_NO_CALLS = (*_PROMPT, "event:Stop", "event:AfterAgent", "event:SessionEnd")
 _PROMPT_WORDS = "prompt: "
 _TEXTS = ("text", "input_text", None)
 
@@ -232,16 +234,10 @@ class StepReader:
         if is_before_call(after):
             return agent, []  # the changes came before the call
         inputs = self._tool_inputs(end)
-        rows = [row for row in note.get("calls") or () if isinstance(row, list) and len(row) > 1]
+        started = _number(note.get("started"))
         return agent, [
-            StepCall(
-                str(row[0]),
-                str(row[1]),
-                inputs.get(str(row[2])) if len(row) > 2 else None,
-                str(row[2]) if len(row) > 2 and row[2] else None,
-                ts=_number(note.get("started")),
-            )
-            for row in rows
+            StepCall(tool, words, inputs.get(name), name or None, ts=started)
+            for tool, words, name in noted_calls(note)
         ]
 
     def _calls_between(
@@ -300,9 +296,29 @@ def hook_note(store: Store, checkpoint: Checkpoint) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def noted_calls(note: dict[str, Any] | None) -> list[tuple[str, str, str]]:
+    """Return the tool, words and id of the calls in hook metadata; an id may be empty."""
+    rows = (note or {}).get("calls")
+    rows = rows if isinstance(rows, (list, tuple)) else ()
+    rows = [row for row in rows if isinstance(row, (list, tuple)) and len(row) > 1]
+    return [
+        (str(row[0]), str(row[1]), str(row[2]) if len(row) > 2 and row[2] else "") for row in rows
+    ]
+
+
 def is_before_call(checkpoint: Checkpoint) -> bool:
     """Return whether the hook saved a checkpoint before a tool call."""
     return any(tag in _BEFORE for tag in checkpoint.tags)
+
+
+def is_after_call(checkpoint: Checkpoint) -> bool:
+    """Return whether the hook saved a checkpoint after a tool call."""
+    return any(tag in _AFTER for tag in checkpoint.tags)
+
+
+def is_between_turns(checkpoint: Checkpoint) -> bool:
+    """Return whether the hook saved a checkpoint when no tool call of the agent ran."""
+    return any(tag in _NO_CALLS for tag in checkpoint.tags)
 
 
 def _session_call(row: dict[str, Any], agent: str) -> StepCall:

@@ -5,34 +5,22 @@ import os
 import pytest
 
 from agent_checkpoint import (
-    CheckpointManager,
     ConflictError,
     InvalidInputError,
     NotFoundError,
     RevertConflictError,
     Session,
+    Workspace,
     tool,
 )
+from agent_checkpoint.agents.directory_revert import preview_revert
 from agent_checkpoint.errors import StorageError
+from agent_checkpoint.session.revert.revert import step_pairs
 from agent_checkpoint.session.rollback.rollback import Rollback
 from agent_checkpoint.workspace.restore.apply import PlanExecutor
-from tests.unit.session.conftest import no_session_is_left  # noqa: F401
 from tests.unit.trajectory.trajectories import Coding, delete, rename, shell, write
 
 LINES = "1\n2\n3\n4\n5\n"
-
-
-@pytest.fixture
-def place(tmp_path):
-    place = tmp_path / "work"
-    place.mkdir()
-    return place
-
-
-@pytest.fixture
-def manager(tmp_path):
-    with CheckpointManager(backend="sqlite", path=tmp_path / "store") as manager:
-        yield manager
 
 
 @pytest.fixture
@@ -377,6 +365,22 @@ def test_changes_of_another_session_at_the_same_time_are_kept(manager, place, tm
     assert set(report.ambiguous) >= {"f", "g"}
     assert files(place)["g"] == "by the other one\n"
     assert files(place)["f"] == "mine\n"
+
+
+def test_what_a_person_changed_during_a_call_that_writes_another_file_is_kept(
+    manager, place, tmp_path
+):
+    agent = Coding(tmp_path / "store", place)
+    agent.write("f", LINES)
+    call = agent.before("Write", file_path=str(place / "f"), content="mine")
+    (place / "f").write_text("mine")
+    (place / "by-hand").write_text("human")
+    step = agent.after(call)
+    with Workspace(place, store=manager.store, watch=False) as workspace:
+        pairs = step_pairs(manager.store, agent.key, step)
+        report = preview_revert(workspace, pairs, "refuse")
+    assert report.ambiguous == {"by-hand": "the call that ran then names other files"}
+    assert (report.files.write, report.files.delete) == (["f"], [])
 
 
 def test_a_crash_before_the_commit_changes_nothing(session, place, manager, monkeypatch):

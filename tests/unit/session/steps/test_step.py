@@ -2,24 +2,11 @@
 
 import pytest
 
-from agent_checkpoint import CheckpointManager, Session, tool
+from agent_checkpoint import Session, tool
 from agent_checkpoint.session.steps.line import line_of
 from agent_checkpoint.session.steps.step import StepReader
 from tests.cli.world import run
 from tests.unit.trajectory.trajectories import Coding, write
-
-
-@pytest.fixture
-def place(tmp_path):
-    place = tmp_path / "work"
-    place.mkdir()
-    return place
-
-
-@pytest.fixture
-def manager(tmp_path):
-    with CheckpointManager(backend="sqlite", path=tmp_path / "store") as manager:
-        yield manager
 
 
 def steps(manager, key):
