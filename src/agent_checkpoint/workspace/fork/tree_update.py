@@ -12,15 +12,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from agent_checkpoint.errors import IntegrityError
-from agent_checkpoint.store.objects.object_format import BLOB
 from agent_checkpoint.workspace.fork.overlay_mount import wrap_errors
-from agent_checkpoint.workspace.restore.staging import write_chunks
+from agent_checkpoint.workspace.restore.staging import write_file
 from agent_checkpoint.workspace.safe_open import (
     DirectoryOpener,
     new_file,
     open_root,
-    write_all,
 )
 from agent_checkpoint.workspace.tree.compare import Change
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, MODE_BITS, Get, Item
@@ -71,16 +68,7 @@ class TreeUpdate:
                 self._modes[change.path] = after.mode
             elif after.type == FILE:
                 with new_file(name, fd) as new:
-                    if _is_whole(after):
-                        blob = next(blobs)
-                        if blob.kind != BLOB or len(blob.payload) != after.size:
-                            raise IntegrityError(
-                                f"The object {after.ref} does not match its directory entry."
-                            )
-                        write_all(new, blob.payload)
-                    else:
-                        write_chunks(new, after, get)
-                    os.fchmod(new, after.mode)
+                    write_file(new, after, blobs, get)
             else:
                 os.symlink(after.target, name, dir_fd=fd)
 

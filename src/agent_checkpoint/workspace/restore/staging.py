@@ -20,7 +20,7 @@ from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import IntegrityError, StateError, WorkspaceError
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.seal import is_own_claim
-from agent_checkpoint.store.objects.object_format import BLOB
+from agent_checkpoint.store.objects.object_format import BLOB, Object
 from agent_checkpoint.workspace.restore.atomic_rename import Entry, put
 from agent_checkpoint.workspace.restore.journal import Journal, read_journal, seal
 from agent_checkpoint.workspace.safe_open import (
@@ -166,16 +166,7 @@ class Staging:
         for path, item in batch:
             self._count += 1
             with new_file(slot_name(path), self.files) as file:
-                if item.id == item.ref:
-                    blob = next(contents)
-                    if blob.kind != BLOB or len(blob.payload) != item.size:
-                        raise IntegrityError(
-                            f"The object {item.ref} does not match its directory entry."
-                        )
-                    write_all(file, blob.payload)
-                else:
-                    write_chunks(file, item, get)
-                os.fchmod(file, item.mode)
+                write_file(file, item, contents, get)
                 if self._count <= FSYNC_EACH_MAX:
                     os.fsync(file)
             yield
@@ -384,7 +375,30 @@ def _remove_files(staging: int, folder: bytes) -> None:
     os.rmdir(folder, dir_fd=staging)
 
 
-def write_chunks(file: int, item: Item, get: Get) -> None:
+def write_file(file: int, item: Item, contents: Iterator[Object], get: Get) -> None:
+    """Write the content of a file, and set its mode.
+
+    Args:
+        file: the new file.
+        item: its entry.
+        contents: the objects of files that are stored in one; the next is of this file if it is.
+        get: reads the chunks of other files.
+
+    Raises:
+        IntegrityError: the stored content is damaged.
+        OSError: the file cannot be written.
+    """
+    if item.id == item.ref:
+        blob = next(contents)
+        if blob.kind != BLOB or len(blob.payload) != item.size:
+            raise IntegrityError(f"The object {item.ref} does not match its directory entry.")
+        write_all(file, blob.payload)
+    else:
+        _write_chunks(file, item, get)
+    os.fchmod(file, item.mode)
+
+
+def _write_chunks(file: int, item: Item, get: Get) -> None:
     """Write the content of a file that is stored in chunks. Raises IntegrityError, OSError."""
     whole = ContentHash()
     for piece in pieces(get, item):
