@@ -20,6 +20,8 @@ from tests.web.agent_store import KEY as AGENT_KEY
 from tests.web.agent_store import make_agent_work
 from tests.web.browsing import Tab, chromium
 from tests.web.example_store import KEY, make_example
+from tests.web.trajectory_store import KEY as BROKEN
+from tests.web.trajectory_store import make_trajectory
 from tests.web.visitor import opened
 
 WIDE, SMALL = {"width": 1000, "height": 760}, {"width": 400, "height": 800}
@@ -30,6 +32,9 @@ FOR_DOCUMENTS = {
     "checkpoint": f"/checkpoint?id={KEY}@20&part=calls",
     "diff": f"/diff?a={KEY}@8&b={KEY}@20#files",
     "step": f"/step?id={AGENT}@5",
+    "bisect": f"/run?key={BROKEN}&number=1",
+    "blame": f"/blame?id={BROKEN}&path=prices.py",
+    "replay": f"/run?key={BROKEN}&number=2",
 }
 ALL = {
     "keys": "/",
@@ -56,6 +61,11 @@ ALL = {
     "transcript": f"/checkpoint?id={AGENT}",
     "rewind": f"/rewind?id={AGENT}@3",
     "restore": f"/restore?id={AGENT}@3",
+    "runs": f"/runs?key={BROKEN}",
+    "bisect": f"/run?key={BROKEN}&number=1",
+    "blame": f"/blame?id={BROKEN}&path=prices.py",
+    "replay": f"/run?key={BROKEN}&number=2",
+    "revert": f"/revert?id={BROKEN}@5",
 }
 
 
@@ -76,6 +86,7 @@ def main(documents: Path, everything: "Path | None") -> None:
             executable_path=chromium(), args=["--no-sandbox", "--force-color-profile=srgb"]
         )
         with opened(folder / "store") as manager:
+            make_trajectory(manager, folder / "prices")
             server = listen(manager, port=0)
             threading.Thread(target=server.run, daemon=True).start()
 

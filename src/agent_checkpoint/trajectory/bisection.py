@@ -1,7 +1,7 @@
 """`bisect`: finds the step of a line after which a test fails. Owns the search.
 
 Each probe tests the files of one checkpoint in isolation; the session and its directory are not
-changed, and nothing is written to the store.
+changed. Only the result is recorded in the store, for the web UI.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.formatting import format_count
+from agent_checkpoint.formatting import format_count, shell_quote
 from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.session.session_open import manager_for
 from agent_checkpoint.session.steps.line import line_of, original
@@ -25,6 +25,7 @@ from agent_checkpoint.trajectory.file_history import FileHistory
 from agent_checkpoint.trajectory.kept_diff import kept_diff
 from agent_checkpoint.trajectory.probe_directory import ProbeBase, original_directory
 from agent_checkpoint.trajectory.probes import BAD, GOOD, SKIP, Probe, Prober, Test
+from agent_checkpoint.trajectory.run_log import BISECT, MOST_ITEMS, record_run
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Bisection:
     """The ids of the checkpoints of which one is the first bad one."""
     non_monotonic: list[tuple[str, str]] = field(default_factory=list)
     """Pairs of a bad checkpoint and a later good one."""
+    not_recorded: str | None = None
+    """Why the result was not recorded for the web UI; None if it was."""
 
     @property
     def flaky(self) -> list[Probe]:
@@ -147,7 +150,10 @@ def bisect(
                 stack.callback(base.close)
             search = _Search(line, chosen, prober, bases, executor, on_probe)
             search.run()
-        return _result(manager.store, line, chosen, search)
+        found = _result(manager.store, line, chosen, search)
+        words = test if isinstance(test, str) else _test_words(test)
+        found.not_recorded = record_run(manager, key, BISECT, _record(found, words, line[-1].id))
+        return found
     finally:
         if owns:
             manager.close()
@@ -305,6 +311,36 @@ def _result(store: Store, line: list[Checkpoint], chosen: list[int], search: _Se
         [line[chosen[number]].id for number in range(search.good + 1, search.bad + 1)],
         search.contradictions(),
     )
+
+
+def _test_words(test: Any) -> str:
+    if callable(test):
+        return str(getattr(test, "__name__", type(test).__name__))
+    return " ".join(map(shell_quote, test))
+
+
+def _record(found: Bisection, test: str, end: str) -> dict[str, Any]:
+    """Return what is recorded: the probes, without most of their output."""
+    ends = (found.first_bad, found.last_good)
+    return {
+        "test": test[:2000],
+        "end": end,
+        "first_bad": found.first_bad,
+        "last_good": found.last_good,
+        "candidates": found.candidates[:MOST_ITEMS],
+        "is_certain": found.is_certain,
+        "certainty": found.certainty,
+        "tested": [
+            {
+                "checkpoint": probe.checkpoint,
+                "verdict": probe.verdict,
+                "runs": list(probe.runs),
+                "seconds": probe.seconds,
+                "output": probe.output if probe.checkpoint in ends else "",
+            }
+            for probe in found.tested[:MOST_ITEMS]
+        ],
+    }
 
 
 def _at(name: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_checkpoint.agents.directory_keys import find_directory_keys
+from agent_checkpoint.agents.directory_keys import find_directory_keys, keys_of_directory
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import (
@@ -96,16 +96,40 @@ def blame(
             manager.close()
 
 
+def blame_at(store: Store, checkpoint: Checkpoint, name: str) -> list[BlameLine]:
+    """Return, for each line of a file of a checkpoint, the step that wrote it.
+
+    The history is that of all keys of the directory, if it is this user's. No file is read.
+
+    Args:
+        store: the store.
+        checkpoint: the checkpoint.
+        name: the file, relative to the directory.
+
+    Raises the same errors as `blame`.
+    """
+    directory = original_directory(store, checkpoint.key)
+    keys = [] if directory is None else keys_of_directory(store, directory)
+    return _traced(store, sorted({checkpoint.key, *keys}), name, checkpoint, None)
+
+
 def _blame(store: Store, path: str, key: str | None, at: str | None) -> list[BlameLine]:
     until = None if at is None else find(store, at, base=key)
     key = until.key if until is not None and key is None else key
     directory, keys = _directory(store, Path(path), key)
     name = _relative(Path(path), directory)
     text = None if until is not None or directory is None else _present(directory / name)
+    return _traced(store, keys, name, until, text)
+
+
+def _traced(
+    store: Store, keys: list[str], name: str, until: Checkpoint | None, text: bytes | None
+) -> list[BlameLine]:
+    """Return the lines of a file, from the cache if nothing was saved since."""
     heads = tuple(head.id for one in keys if (head := store.head(one)) is not None)
     digest = None if text is None else hashlib.sha256(text).hexdigest()
     place = store.backend.properties.url
-    cached = (place, heads, name, at, digest)
+    cached = (place, heads, name, None if until is None else until.id, digest)
     if place is not None and cached in _cache:
         _cache.move_to_end(cached)
         return list(_cache[cached])

@@ -53,6 +53,11 @@ class PathHistory:
                 if origin is not None:
                     found.update({item.id: item for item in line_of(store, origin)})
         chosen = [item for item in found.values() if _has_files(item)]
+        # An open copies the files of its parent: others may have changed them since.
+        last = None if until is None else until.id
+        chosen = [
+            item for item in chosen if item.kind != Kind.OPEN or not item.parents or item.id == last
+        ]
         if until is not None:
             chosen = [item for item in chosen if item.ts_ns <= until.ts_ns]
         self.entries = sorted(chosen, key=lambda item: (item.ts_ns, item.seq))

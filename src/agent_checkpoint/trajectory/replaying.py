@@ -38,6 +38,7 @@ from agent_checkpoint.session.tools.recorded_calls import (
 )
 from agent_checkpoint.store.lookup import find
 from agent_checkpoint.store.objects.reader import resolve_tree
+from agent_checkpoint.trajectory.run_log import REPLAY, as_text, record_run
 from agent_checkpoint.transcripts.fields import plain
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
@@ -83,6 +84,8 @@ class ReplayOutcome:
     """Differences of the state, such as of clocks and random numbers."""
     result: Any = None
     """What the loop returned; None if it was stopped."""
+    not_recorded: str | None = None
+    """Why the outcome was not recorded for the web UI; None if it was."""
     _paths: ForkPaths | None = None
     _manager: CheckpointManager | None = None
 
@@ -167,6 +170,8 @@ def replay(
     outcome = ReplayOutcome(branch, _paths=paths, _manager=manager if owns else None)
     try:
         _Replay(manager, line, outcome, on_divergence, is_whole=until is None).run(run)
+        values = _record(outcome, name, line[-1].id)
+        outcome.not_recorded = record_run(manager, key, REPLAY, values)
     except BaseException:
         outcome.close()
         raise
@@ -362,6 +367,32 @@ class _Replay:
             reader.fetch([checkpoint.parts[name]])
             values.append(_comparable(resolve_tree(checkpoint.parts[name], reader), name))
         return None if same_json(*values) else first_difference(*values)
+
+
+def _record(outcome: ReplayOutcome, fork: str, end: str) -> dict[str, Any]:
+    """Return what is recorded of an outcome."""
+    found = outcome.divergence
+    return {
+        "fork": fork,
+        "end": end,
+        "matched": outcome.matched,
+        "recorded": outcome.recorded,
+        "divergence": None
+        if found is None
+        else {
+            "kind": found.kind,
+            "agent": found.agent,
+            "expected": "" if found.expected is None else as_text(found.expected),
+            "actual": "" if found.actual is None else as_text(found.actual),
+            "checkpoint": found.checkpoint,
+            "words": found.words[:2000],
+        },
+        "differences": [
+            {"checkpoint": one.checkpoint, "part": one.part, "words": one.words[:500]}
+            for one in outcome.differences[:50]
+        ],
+        "all_differences": len(outcome.differences),
+    }
 
 
 def _comparable(state: Any, name: str) -> Any:

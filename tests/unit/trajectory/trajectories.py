@@ -37,6 +37,11 @@ def shell(command: str) -> int:
     ).returncode
 
 
+@tool(effect="irreversible", key=lambda to: to)
+def mail(to: str) -> str:
+    return "sent"
+
+
 class Coding:
     """A coding agent with our hook, in this process."""
 

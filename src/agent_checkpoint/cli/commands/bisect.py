@@ -85,6 +85,8 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
                 on_probe=tell,
             )
     data, text = masked(args, _data(key, found)), masked(args, str(found.diff))
+    if found.not_recorded is not None:
+        data["not_recorded"] = found.not_recorded
     return CommandResult(data, lambda out: _show(out, data, text))
 
 
@@ -124,3 +126,5 @@ def _show(out: Output, found: dict[str, Any], diff: str) -> None:
     tests = format_count(len(found["tested"]), "checkpoint")
     style = "" if found["certain"] else "yellow"
     out.line(f"{found['certainty']} Tested {tests}.", style=style)
+    if "not_recorded" in found:
+        out.line(f"Not recorded for the web UI: {one_line(found['not_recorded'], 300)}")

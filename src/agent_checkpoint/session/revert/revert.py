@@ -70,6 +70,8 @@ class RevertReport:
     """Files that were renamed since: the path in the step, and the present one."""
     effects: RollbackReport | None = None
     """The external side effects of the steps, which a revert of files does not take back."""
+    trees: tuple[Tree, Tree] | None = None
+    """The present files and the merged ones, to compare them."""
     id: str | None = None
     """The checkpoint of the result; None if nothing was changed."""
     safety_id: str | None = None
@@ -208,6 +210,7 @@ def merge_without(
     report.conflicts, report.renamed = removal.result.conflicts, removal.result.renamed
     changes = removal.changes()
     merged = UnsavedTree(current, changes, removal.result.contents.values())
+    report.trees = current, merged.tree
     return report, merged, [change.path for change in changes]
 
 

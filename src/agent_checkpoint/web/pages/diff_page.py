@@ -23,6 +23,7 @@ from agent_checkpoint.web.state.lazy_state import StateReader
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.tree.compare import Side
+from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import FOLDER
 from agent_checkpoint.workspace.tree.tree_reader import TreeReader
 from agent_checkpoint.workspace.tree.workspace_diff import compare
@@ -89,7 +90,14 @@ def file_changes(
 
     Raises IntegrityError, StorageError.
     """
-    trees = tree_in(store, before), tree_in(store, after)
+    return compare_trees(tree_in(store, before), tree_in(store, after), only, budget)
+
+
+def compare_trees(
+    before: Tree | None, after: Tree | None, only: str, budget: DiffBudget
+) -> tuple[list[FileChange], int]:
+    """Return the paths that differ between two trees, as `file_changes` does."""
+    trees = before, after
     known = [tree for tree in trees if tree is not None]
     if not known or trees[0] == trees[1]:
         return [], 0

@@ -11,14 +11,13 @@ from agent_checkpoint import (
     RevertConflictError,
     Session,
     Workspace,
-    tool,
 )
 from agent_checkpoint.agents.directory_revert import preview_revert
 from agent_checkpoint.errors import StorageError
 from agent_checkpoint.session.revert.revert import step_pairs
 from agent_checkpoint.session.rollback.rollback import Rollback
 from agent_checkpoint.workspace.restore.apply import PlanExecutor
-from tests.unit.trajectory.trajectories import Coding, delete, rename, shell, write
+from tests.unit.trajectory.trajectories import Coding, delete, mail, rename, shell, write
 
 LINES = "1\n2\n3\n4\n5\n"
 
@@ -336,11 +335,6 @@ def test_a_session_without_files_has_nothing_to_revert(manager):
 def test_the_option_is_checked(session):
     with pytest.raises(InvalidInputError, match="conflicts must be 'refuse' or 'markers'"):
         session.revert("@2", conflicts="merge")
-
-
-@tool(effect="irreversible", key=lambda to: to)
-def mail(to: str) -> str:
-    return "sent"
 
 
 def test_external_side_effects_of_the_step_are_reported(session):
