@@ -12,14 +12,14 @@ for the disk would hide the rest.
 from __future__ import annotations
 
 import random
-import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint import CheckpointManager
+from agent_checkpoint import Backend, CheckpointManager, WrapperBackend
+from agent_checkpoint.backends.base import NO_OBJECTS, Append
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.manager.checkpoint_parts import capture
 from agent_checkpoint.records import Draft
@@ -35,33 +35,46 @@ TARGET = 2.0
 MODE = "NORMAL"
 
 
-class GroupingBackend(SQLiteBackend):
-    """The SQLite backend, with many appends in one transaction."""
+class GroupingBackend(WrapperBackend):
+    """Commits many appends, each of another stream, at once."""
 
-    _shared: sqlite3.Connection | None = None
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self._seqs: dict[str, int] = {}
+        self._group: list[Append] | None = None
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        """Commit what is written within the block at its end."""
-        with super()._writing() as self._shared:
-            try:
-                yield
-            finally:
-                self._shared = None
+        """Commit what is appended within the block at its end."""
+        self._group = group = []
+        yield
+        self._group = None
+        seqs = self.inner.append_all(group)
+        assert seqs == [self._seqs[append.stream] for append in group]
 
-    @contextmanager
-    def _writing(self, size: int = 0) -> Iterator[sqlite3.Connection]:
-        if self._shared is not None:
-            yield self._shared
+    def append(
+        self,
+        stream: str,
+        entry: bytes,
+        *,
+        after: int | None = None,
+        objects: Mapping[str, bytes] = NO_OBJECTS,
+        requires: Collection[str] = (),
+    ) -> int:
+        """Append, or note what is to be appended: its number is the next of its stream."""
+        if self._group is None:
+            seq = self.inner.append(stream, entry, after=after, objects=objects, requires=requires)
         else:
-            with super()._writing(size) as db:
-                yield db
+            self._group.append(Append(stream, entry, after, objects, requires))
+            seq = self._seqs[stream] + 1
+        self._seqs[stream] = seq
+        return seq
 
 
 def fill(path: Path, keys: int, rounds: int) -> float:
     """Write `rounds` checkpoints of each of the keys; the seconds it took."""
     started = time.perf_counter()
-    backend = GroupingBackend(path, durability="fast")
+    backend = GroupingBackend(SQLiteBackend(path, durability="fast"))
     with CheckpointManager(backend) as manager:
         parents: dict[str, tuple[str, ...]] = {}
         for number in range(keys):  # real saves: they also make the store
