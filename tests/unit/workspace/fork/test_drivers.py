@@ -102,7 +102,7 @@ import os, sys
 from pathlib import Path
 from agent_checkpoint.workspace.fork import drivers
 from agent_checkpoint.workspace.fork.namespace_view import enter_private_view
-import tempfile, subprocess, random, shutil
+import logging, tempfile, subprocess, random, shutil  # which nobody may not be able to read
 %s
 print(drivers.best_driver(Path(sys.argv[1])), drivers._probe_drivers(Path(sys.argv[1])).mount)
 """
