@@ -236,21 +236,27 @@ def _cut_at_end(note: SessionNote, lines: list[str], later: Iterable[Row]) -> Cu
 
     At a compaction, which may be in the middle of a turn, only a step that was begun is completed.
     """
-    has_reply = True
+    has_reply, last = True, Step(-1, "")
+    best = lines
     for source in _sources(lines, later):
         said = read_conversation(note.agent, source, note.cwd)
         if source is lines:
-            last = said.steps[-1] if said.steps else Step(-1, "")
+            last = said.steps[-1] if said.steps else last
             is_reply = last.start > max(said.prompts, default=-1) and not last.calls
             has_reply = is_reply or said.is_empty
             continue
+        if any(step.start == last.start and step.calls for step in said.steps):
+            has_reply = False  # only its text was written in time
         stops = (line for line in (*said.prompts, *said.resets) if line >= len(lines))
         limit = min(stops, default=len(source))
         late = [step for step in said.steps if len(lines) < step.end <= limit]
         is_reply_due = not has_reply and note.event in _ENDS
-        if late and (late[0].start < len(lines) or is_reply_due):
-            return Cut(source[: late[0].end])
-        if late or limit < len(source):
+        replies = [step for step in late if not step.calls] if is_reply_due else []
+        if replies:  # after the results that were written late
+            return Cut(source[: replies[0].end])
+        if late and late[0].start < len(lines):
+            best = source[: late[0].end]
+        if limit < len(source) or (late and not is_reply_due):
             break
     is_turn = note.event in ("Stop", "AfterAgent")
-    return Cut(lines, None if has_reply or not is_turn else _NO_REPLY)
+    return Cut(best, None if has_reply or not is_turn else _NO_REPLY)

@@ -81,6 +81,20 @@ def test_a_result_that_is_nowhere_is_not_invented(agent: str) -> None:
 
 
 @pytest.mark.parametrize("agent", AGENTS)
+def test_the_reply_at_the_end_of_a_turn_is_found_behind_late_results(agent: str) -> None:
+    """An agent may write results and the last reply after the hook of the end has run."""
+    session = Session(agent, numbered([[1, 2]]), repeat(9))
+    stop = len(session.moments) - 1
+    moment, whole = session.moments[stop], said(session, stop)
+    prompt = next(i for i, line in enumerate(whole) if "prompt 0" in line)
+    for seen in range(prompt + 1, len(whole)):
+        live = Row(stop, None, lambda: session.lines)
+        found = cut_at(stop, moment.note, whole[:seen], lambda live=live: [live], lambda: [])
+        assert found.lines[: len(whole)] == whole, seen
+        assert found.warning is None
+
+
+@pytest.mark.parametrize("agent", AGENTS)
 def test_lines_of_another_conversation_are_not_taken(agent: str) -> None:
     session = Session(agent, numbered([[1, 1]]), repeat(0))
     after = next(i for i, m in enumerate(session.moments) if m.note.event == "PostToolUse")

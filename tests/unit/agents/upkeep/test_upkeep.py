@@ -141,13 +141,15 @@ def test_a_failure_is_recorded(store: Store, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_session_with_a_recent_event_is_live(store: Store) -> None:
     save_session(store, "old", 60 * DAY)
     event = Event("claude-code", "PreToolUse", "old", "/w", None)
-    record_event(event, saved=False, client=0)
+    record_event(event, saved=False, compared=None, client=0)
     assert remove_old_checkpoints(store) == 0
 
 
 def test_a_session_whose_agent_runs_is_live(store: Store) -> None:
     save_session(store, "old", 60 * DAY)
-    record_event(Event("claude-code", "Stop", "old", "/w", None), saved=False, client=0)
+    record_event(
+        Event("claude-code", "Stop", "old", "/w", None), saved=False, compared=None, client=0
+    )
     (path,) = Path(str(state_directory())).glob("*.session.json")
     record = json.loads(path.read_text())
     start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
