@@ -66,6 +66,7 @@ PRIVATE_ELSEWHERE = {
     "_fields": "a method of NamedTuple",
     "_replace": "a method of NamedTuple",
     "_exit": "`os._exit`",
+    "_current_frames": "`sys._current_frames`, which needs no import of threading",
     "_actions": "argparse has no other way to list the options of a parser",
     "_color_system": "rich has no other way to ask for the colors of a terminal",
     "_checkpoint_fields": "users override it in their classes",

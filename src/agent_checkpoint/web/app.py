@@ -21,20 +21,18 @@ from agent_checkpoint.web.auth import App, Auth, describe_fault
 from agent_checkpoint.web.masking import masks
 from agent_checkpoint.web.pages import (
     approval_page,
-    blame_page,
     checkpoint_page,
     diff_page,
     fork_page,
     key_list,
     restore_page,
-    revert_page,
     rewind_page,
     rollback_page,
-    runs_page,
     search_page,
     step_page,
     timeline_page,
 )
+from agent_checkpoint.web.pages.trajectory import blame_page, revert_page, runs_page
 from agent_checkpoint.web.rendering import HERE, RequestError, Site
 from agent_checkpoint.web.request_threads import run_in_daemon_thread
 
