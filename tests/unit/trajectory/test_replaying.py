@@ -274,6 +274,20 @@ def test_parallel_calls_match_in_any_order(manager, place):
         assert sorted(path.name for path in outcome.session.workspace.path.iterdir()) == list("abc")
 
 
+def test_calls_one_after_another_match_in_their_order(manager, place):
+    with Session("s", workspace=place, store=manager):
+        write("a", "1")
+        write("b", "1")
+
+    def swapped(session):
+        write("b", "1")
+        write("a", "1")
+
+    with replay("s", swapped, store=manager) as outcome:
+        assert outcome.matched == 0
+        assert outcome.divergence.kind == "call"
+
+
 def test_paths_of_the_workspace_are_translated(manager, place):
     def with_paths(session):
         return absolute(str(session.workspace.path / "f"))
