@@ -113,7 +113,8 @@ def step_pairs(store: Store, key: str, wanted: str | Sequence[str]) -> list[Step
 
     Raises:
         NotFoundError: there is no such checkpoint.
-        InvalidInputError: a checkpoint is not in the history of the key, or has no files.
+        InvalidInputError: a checkpoint is not in the history of the key, has no files, or was
+            reverted already.
     """
     texts: list[Any] = list(wanted) if isinstance(wanted, (list, tuple)) else [wanted]
     if not texts or not all(isinstance(text, str) and text for text in texts):
@@ -128,7 +129,24 @@ def step_pairs(store: Store, key: str, wanted: str | Sequence[str]) -> list[Step
             why = "has no step before it" if start == 0 else f"comes after {last}"
             raise InvalidInputError(f"{first} {why}: there is nothing to revert.")
         chosen.update(range(start, end + 1))
-    return [_pair(line, index) for index in sorted(chosen)]
+    pairs = [_pair(line, index) for index in sorted(chosen)]
+    for pair in pairs:
+        revert = _revert_of(pair.after, pair.later)
+        if revert is not None:
+            raise InvalidInputError(
+                f"@{pair.after.seq} was already reverted by @{revert.seq}. To apply it again, "
+                f"revert @{revert.seq}."
+            )
+    return pairs
+
+
+def _revert_of(step: Checkpoint, later: Sequence[Checkpoint]) -> Checkpoint | None:
+    """Return the revert that took a step out, unless it was reverted itself."""
+    for item in later:
+        is_revert = item.kind == Kind.RESTORE and (item.label or "").startswith(REVERTED)
+        if is_revert and step.id in item.parents[1:] and _revert_of(item, later) is None:
+            return item
+    return None
 
 
 def own_pairs(store: Store, key: str) -> list[StepPair]:

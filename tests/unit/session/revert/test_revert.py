@@ -282,6 +282,21 @@ def test_several_steps_that_do_not_follow_each_other(session, place):
     assert files(place) == {"f": LINES, "g": "x"}
 
 
+def test_a_step_is_reverted_once(session, place):
+    write("f", LINES.replace("2", "two"))
+    write("f", LINES.replace("2", "two").replace("4", "four"))
+    session.revert("@3")
+    with pytest.raises(InvalidInputError, match=r"@3 was already reverted by @\d+"):
+        session.revert("@3", conflicts="markers")
+    session.undo()
+    reverted = session.revert("@3").id
+    assert files(place) == {"f": LINES.replace("4", "four")}
+    session.revert(reverted)
+    assert files(place) == {"f": LINES.replace("2", "two").replace("4", "four")}
+    with pytest.raises(RevertConflictError):  # later work, the two reverts, overlaps it
+        session.revert("@3")
+
+
 def test_a_revert_can_be_reverted(session, place):
     write("f", LINES.replace("2", "two"))
     report = session.revert("@3")
