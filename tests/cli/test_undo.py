@@ -1,4 +1,4 @@
-"""`undo` takes back the last rollback, restore or adopt."""
+"""`undo` takes back the last rollback, restore, revert or adopt."""
 
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def test_nothing_to_undo(repo: Path, session: Path) -> None:
     for place in (repo, session):
         ran = run("undo", "--yes", at=place)
         assert (ran.status, ran.out) == (3, "")
-        assert "has no rollback, restore or adopt to undo" in ran.err
+        assert "has no rollback, restore, revert or adopt to undo" in ran.err
 
 
 def _edits(place: Path, *, rolls_back: bool = False) -> None:

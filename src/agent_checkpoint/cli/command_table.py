@@ -55,7 +55,7 @@ COMMANDS = (
     CommandRow("show", "show the contents of a checkpoint", FILES),
     CommandRow("diff", "show changes between checkpoints, or to the working tree", FILES),
     CommandRow("restore", "restore files from a checkpoint", FILES),
-    CommandRow("undo", "take back the last rollback, restore or adopt", FILES),
+    CommandRow("undo", "take back the last rollback, restore, revert or adopt", FILES),
     CommandRow("watch", "save a checkpoint whenever files change", FILES, makes_store=True),
     CommandRow("run", "run a command and save checkpoints while it runs", FILES, makes_store=True),
     CommandRow("rollback", "roll a session back: files, state and conversation", SESSIONS),

@@ -371,7 +371,7 @@ class Session(SessionAgent):
         return operation.preview() if dry_run else operation.run(effects, only_if)
 
     def undo(self) -> RollbackReport:
-        """Undo the last rollback, restore or adopt. Raises the same errors as `rollback`."""
+        """Undo the last rollback, restore, revert or adopt. Raises the errors of `rollback`."""
         self._state.check_open()
         return Rollback(self._state, undo_target(self.manager.store, self.key)).run("warn")
 

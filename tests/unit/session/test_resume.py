@@ -710,7 +710,7 @@ def test_others_who_open_it_at_the_same_time(store, monkeypatch):
 
 def test_there_is_nothing_to_undo(store):
     with Session("job", store=store) as session:
-        with pytest.raises(NotFoundError, match="no rollback, restore or adopt to undo"):
+        with pytest.raises(NotFoundError, match="no rollback, restore, revert or adopt to undo"):
             session.undo()
         with pytest.raises(NotFoundError, match="5 steps back"):
             session.rollback(steps=5)

@@ -1,4 +1,4 @@
-"""`undo`: takes back the last rollback, restore or adopt of a session or of the directory."""
+"""`undo`: takes back the last rollback, restore, revert or adopt of a session or directory."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _last_of(
         found = [last_operation(manager.store, key)]
     operations = [last for last in found if last is not None]
     if not operations:
-        raise NotFoundError(f"{who} has no rollback, restore or adopt to undo.")
+        raise NotFoundError(f"{who} has no rollback, restore, revert or adopt to undo.")
     return max(operations, key=lambda last: last.done.ts_ns)
 
 

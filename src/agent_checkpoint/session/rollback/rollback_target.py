@@ -114,7 +114,7 @@ def task_start(state: SessionState, began: str | None) -> Checkpoint | None:
 
 
 class LastOperation(NamedTuple):
-    """The last rollback, restore or adopt of a key."""
+    """The last rollback, restore, revert or adopt of a key."""
 
     done: Checkpoint
     """Its checkpoint; the safety checkpoint of a restore that recorded no result."""
@@ -155,7 +155,9 @@ def undo_target(store: Store, key: str) -> Checkpoint:
     """
     last = last_operation(store, key)
     if last is None or last.safety is None:
-        raise NotFoundError(f"The key {short_repr(key)} has no rollback, restore or adopt to undo.")
+        raise NotFoundError(
+            f"The key {short_repr(key)} has no rollback, restore, revert or adopt to undo."
+        )
     return last.safety
 
 

@@ -359,7 +359,7 @@ def test_undo_when_what_was_there_is_not_kept(session):
     for row in session.history():
         if row["kind"] == "safety":
             session.manager.delete("job", row["id"])
-    with pytest.raises(NotFoundError, match="no rollback, restore or adopt to undo"):
+    with pytest.raises(NotFoundError, match="no rollback, restore, revert or adopt to undo"):
         session.undo()
 
 
