@@ -156,6 +156,35 @@ def test_no_handler_of_the_loop_catches_the_stop(recorded, manager):
         assert (outcome.divergence.kind, outcome.result) == ("call", None)
 
 
+def test_nothing_is_called_after_the_stop(recorded, manager):
+    """A `finally` block, or another task, makes further calls."""
+
+    def changed(session):
+        try:
+            write("f", "other\n")
+        finally:
+            look("f")
+
+    def swallowed(session):
+        try:
+            write("f", "other\n")
+        except BaseException:
+            session.model(lambda **request: DONE.append("model"), model="m", messages=[])
+
+    for run in (changed, swallowed):
+        with replay("s", run, store=manager) as outcome:
+            assert (outcome.matched, outcome.divergence.kind) == (0, "call")
+        assert DONE == []
+
+
+def test_a_record_without_times_is_replayed(recorded, manager):
+    from agent_checkpoint.session.tools.recorded_calls import RecordedCall
+
+    for ts in ("x", [1], None, float("nan"), 10**400):
+        call = RecordedCall({"ts": ts, "seconds": ts}, None)
+        assert (call.began, call.ended) == (0.0, 0.0)
+
+
 def test_a_loop_that_ends_early(recorded, manager):
     with replay("s", lambda session: write("f", "1\n"), store=manager) as outcome:
         assert (outcome.divergence.kind, outcome.matched) == ("end", 1)

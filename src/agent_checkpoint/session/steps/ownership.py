@@ -34,6 +34,7 @@ from agent_checkpoint.store.store import Store
 
 _WORD = re.compile(r"[^\s'\"`=:,;()<>|&$\\]+")
 _NS = 10**9
+_LATEST = 1e11
 _FILE_TOOLS = frozenset(
     {"Write", "Edit", "MultiEdit", "NotebookEdit", "write_file", "replace", "apply_patch"}
 )
@@ -104,7 +105,7 @@ def call_span(store: Store, before: Checkpoint, after: Checkpoint) -> CallSpan:
     if note is None:
         return CallSpan(before.ts_ns, after.ts_ns)
     started = note.get("started")
-    since = int(started * _NS) if isinstance(started, float) else before.ts_ns
+    since = _nanoseconds(started, before.ts_ns)
     tools = {tool for tool, _, _ in noted_calls(note)}
     return CallSpan(since, after.ts_ns, _named(note) if tools <= _FILE_TOOLS else None)
 
@@ -130,11 +131,20 @@ def other_calls(
             continue
         try:
             head = newest_readable(store, other)
-            if head is not None and head.ts_ns >= since and directory_of(store, head) == directory:
+            if head is None or head.ts_ns < since:
+                continue
+            if _overlap(directory_of(store, head), directory):
                 found += _calls(store, other, since)
         except UNUSABLE:
             continue  # `verify` reports it
     return [call for call in found if call.overlaps(since, until)]
+
+
+def _overlap(one: str | None, other: str) -> bool:
+    """Return whether directories are the same, or one contains the other."""
+    return one is not None and (
+        f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+    )
 
 
 def directory_of(store: Store, head: Checkpoint) -> str | None:
@@ -186,14 +196,20 @@ def _calls(store: Store, key: str, since: int) -> Iterator[OtherCall]:
                 began = start if known is None else known.since
                 ended = checkpoint.ts_ns
                 if one.ts is not None:
-                    began = int(one.ts * _NS)
+                    began = _nanoseconds(one.ts, began)
                     if one.seconds is not None:
-                        ended = min(ended, began + int(one.seconds * _NS) + 1)
+                        ended = min(ended, began + _nanoseconds(one.seconds, ended) + 1)
                 text = json.dumps(one.arguments, ensure_ascii=False, default=str)
                 found = path_words(one.words, text) | named
                 yield OtherCall(key, one.words, found, began, ended)
         earlier = checkpoint
     yield from opened.values()
+
+
+def _nanoseconds(seconds: Any, default: int) -> int:
+    """Return a recorded time; the default if it is none: a record may be from elsewhere."""
+    is_time = isinstance(seconds, (int, float)) and 0 <= seconds < _LATEST
+    return int(seconds * _NS) if is_time else default
 
 
 def _named(note: dict[str, Any] | None) -> frozenset[str]:

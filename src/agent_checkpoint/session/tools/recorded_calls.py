@@ -77,17 +77,22 @@ class RecordedCall:
     @property
     def began(self) -> float:
         """When it began, in seconds since the epoch."""
-        return float(self.row.get("ts") or 0.0)
+        return _seconds(self.row.get("ts"))
 
     @property
     def ended(self) -> float:
         """When it ended."""
-        return self.began + float(self.row.get("seconds") or 0.0)
+        return self.began + _seconds(self.row.get("seconds"))
 
     @property
     def words(self) -> str:
         """The call on one line."""
         return f"{self.row.get('tool')}({_json(self.given)})"[:300]
+
+
+def _seconds(value: Any) -> float:
+    """Return a recorded time, 0 if it is none: a record may be from elsewhere."""
+    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e11 else 0.0
 
 
 class RecordedCalls:
@@ -122,12 +127,14 @@ class RecordedCalls:
         self._lock = RLock()
         self.is_live = False
         """Whether a divergence was found, and calls are real."""
+        self._is_stopped = False
         self.saved: Callable[[], None] = lambda: None
         """Called after a checkpoint of the replay."""
 
     def tool(self, agent: str, tool: str, arguments: Any) -> Mapping[str, Any] | None:
         """Return the recorded row of a tool call; None if the call is to be made."""
         with self._lock:
+            self._check_not_stopped()
             if self.is_live:
                 return None
             given = self._as_recorded(arguments)
@@ -146,6 +153,7 @@ class RecordedCalls:
     def model(self, agent: str, request: Any) -> Mapping[str, Any] | None:
         """Return the recorded row of a model call; None if the call is to be made."""
         with self._lock:
+            self._check_not_stopped()
             if self.is_live:
                 return None
             given = self._as_recorded(request)
@@ -166,7 +174,7 @@ class RecordedCalls:
             for one in rows
             if not one.is_matched and not one.is_optional
         ]
-        if self.is_live or not left:
+        if self.is_live or self._is_stopped or not left:
             return None
         one, agent, kind = min(left, key=lambda found: found[0].began)
         what = one.words if kind == "call" else f"a model call of {one.row.get('model')}"
@@ -188,9 +196,15 @@ class RecordedCalls:
         name = self._name_of(expected.place)
         self._diverge(Divergence(kind, agent, shown, actual, name, words))
 
+    def _check_not_stopped(self) -> None:
+        """Raise ReplayStopped again: `finally` blocks and other tasks of the loop make calls."""
+        if self._is_stopped:
+            raise ReplayStopped
+
     def _diverge(self, divergence: Divergence) -> None:
-        self.is_live = True
+        self._is_stopped = True
         self._diverged(divergence)
+        self._is_stopped, self.is_live = False, True
 
 
 def recorded_error(text: str) -> Exception:

@@ -376,6 +376,38 @@ def test_changes_of_another_session_at_the_same_time_are_kept(manager, place, tm
     assert files(place)["f"] == "mine\n"
 
 
+@pytest.mark.parametrize("where", ["sub", ".."])
+def test_changes_of_a_session_in_a_directory_below_or_above_are_kept(
+    manager, place, tmp_path, where
+):
+    own, others = (place, place / "sub") if where == "sub" else (place / "sub", place)
+    (place / "sub").mkdir()
+    other = Coding(tmp_path / "store", others, "other")
+    with Session("s", workspace=own, store=manager) as session:
+        write("f", LINES)
+        running = other.before("Bash", command="make g")
+        (place / "sub/g").write_text("by the other one\n")
+        write("f", "mine\n")
+        other.after(running)
+        session.revert("@3")
+    assert (place / "sub/g").read_text() == "by the other one\n"
+
+
+@pytest.mark.parametrize("ts", [1e300, float("nan"), -1.0])
+def test_a_time_that_is_none_refuses_nothing(manager, place, ts):
+    with Session("other", workspace=place, store=manager) as session:
+        session.calls.append({"tool": "t", "arguments": {}, "ts": ts, "seconds": ts})
+        session.save()
+    with Session("s", workspace=place, store=manager) as session:
+        write("f", LINES)
+        write("f", "mine\n")
+        session.save()
+    with Session("other", workspace=place, store=manager) as session:
+        session.save()
+    with Session("s", workspace=place, store=manager) as session:
+        session.revert("@3", dry_run=True)
+
+
 def test_what_a_person_changed_during_a_call_that_writes_another_file_is_kept(
     manager, place, tmp_path
 ):
