@@ -201,8 +201,8 @@ class _OneStep:
         self._after = after
         self._later = later
         self._kept = kept
-        self._has_others = bool(removal.result.edits)
-        """Whether other steps were taken out before."""
+        self._edited = set(removal.result.edits)
+        """The paths out of which other steps were taken before."""
 
     def run(self) -> None:
         """Take out the changes: new directories, files, directories that are left empty."""
@@ -307,14 +307,14 @@ class _OneStep:
             self._conflict(path, "it is binary or large, and was changed by the step and since")
             return
         base, ours, theirs = (split_lines(text) for text in texts if text is not None)
-        versions = self._versions(origin, base, ours)
+        versions = self._versions(origin, path, base, ours)
         lines = None if versions is None else carry_forward(edits(base, theirs), versions)
         if lines is not None:
             removal.set_text(path, b"\n".join(lines), mode)
             return
         merged = merge_lines(base, ours, theirs)
         # Where other steps are taken out as well, the versions between still have those.
-        if merged.conflicts or not self._has_others:
+        if merged.conflicts or path not in self._edited:
             why = "later work overlaps the change of the step"
             self._conflict(path, why, tuple(merged.conflicts))
             if not removal.with_markers:
@@ -324,9 +324,12 @@ class _OneStep:
         removal.set_text(path, merged.text(names), mode)
 
     def _versions(
-        self, path: bytes, first: list[bytes], last: list[bytes]
+        self, path: bytes, end: bytes, first: list[bytes], last: list[bytes]
     ) -> list[list[bytes]] | None:
-        """Return the versions of a file since the step; None if one of them is not a text."""
+        """Return the versions of a file since the step, of which the last is at the path `end`.
+
+        None if one of them is not a text, or if the file at that path is another one.
+        """
         versions, known = [first], ""
         tree = self._after
         for following in [*self._later, self._removal.tree]:
@@ -344,7 +347,7 @@ class _OneStep:
             if item.id != known:
                 versions.append(split_lines(text))
             known, tree = item.id, following
-        return [*versions, last]
+        return [*versions, last] if path == end else None
 
     # -- directories -----------------------------------------------------------------------------
 

@@ -223,6 +223,25 @@ def test_an_edit_is_taken_out_of_a_file_that_was_renamed(session, place):
     assert report.renamed == {"f": "h"}
 
 
+def test_another_file_with_the_old_name_of_a_renamed_one_conflicts(session, place):
+    write("f", LINES.replace("2", "two"))
+    rename("f", "g")
+    write("f", "other\ntwo\n3\n")
+    with pytest.raises(RevertConflictError):
+        session.revert("@3")
+    assert files(place)["f"] == "other\ntwo\n3\n"
+
+
+def test_a_later_decision_conflicts_beside_a_step_of_another_file(session, place):
+    write("f", LINES.replace("2", "two"))
+    write("f", LINES.replace("2", "second"))
+    write("f", LINES.replace("2", "two").replace("5", "five"))
+    write("g", "new")
+    with pytest.raises(RevertConflictError):
+        session.revert(["@3", "@6"])
+    assert files(place) == {"f": LINES.replace("2", "two").replace("5", "five"), "g": "new"}
+
+
 def test_a_created_file_that_was_renamed_is_removed(session, place):
     write("n", "text\n")
     rename("n", "m")
