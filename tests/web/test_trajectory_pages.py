@@ -123,6 +123,19 @@ def test_hostile_records_are_shown_as_text(visitor: Visitor, values: "dict[str, 
         assert is_inert(page)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"tested": [{"checkpoint": "c", "verdict": "good", "runs": [], "output": "x" * 99}] * 5000},
+        {"kind": "replay", "differences": [{"words": "x" * 99}] * 20_000},
+        {"kind": "replay", "divergence": {"kind": "call", "expected": "a\n" * 10**6}},
+    ],
+)
+def test_the_page_of_a_large_record_is_small(visitor: Visitor, values: "dict[str, Any]") -> None:
+    number = record(visitor.manager, **values)
+    assert len(visitor.text("/run", key=KEY, number=number)) < 3_000_000
+
+
 def test_records_of_another_form_are_left_out(visitor: Visitor) -> None:
     for value in (1, [], {"kind": "other", "ts": 1.0}, {"kind": "bisect", "ts": "now"}):
         visitor.manager.records(KEY, "runs").append(value)

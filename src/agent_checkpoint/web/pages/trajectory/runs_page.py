@@ -16,7 +16,13 @@ from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.session.steps.line import line_of
 from agent_checkpoint.session.steps.step import Step, StepReader
 from agent_checkpoint.trajectory.probes import BAD, GOOD
-from agent_checkpoint.trajectory.run_log import BISECT, RecordedRun, recorded_runs
+from agent_checkpoint.trajectory.run_log import (
+    BISECT,
+    MOST_ITEMS,
+    RecordedRun,
+    as_text,
+    recorded_runs,
+)
 from agent_checkpoint.web.diff.line_matching import DiffBudget
 from agent_checkpoint.web.diff.side_by_side import Sides, lines_of, side_by_side
 from agent_checkpoint.web.pages.conversation import Message, page_of
@@ -195,7 +201,7 @@ def _verdict(value: Any) -> str:
 
 
 def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+    return value[:MOST_ITEMS] if isinstance(value, list) else []
 
 
 def _texts(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, str]:
@@ -203,7 +209,7 @@ def _texts(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+    return as_text(value) if isinstance(value, str) else ""
 
 
 def _number(value: Any) -> float:
