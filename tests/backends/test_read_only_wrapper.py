@@ -12,6 +12,7 @@ from agent_checkpoint import (
     StorageError,
     Workspace,
 )
+from agent_checkpoint.backends.base import Append
 from agent_checkpoint.backends.registry import open_url
 from agent_checkpoint.cli.main import main
 from tests.backends.test_read_only import check_reading
@@ -35,7 +36,14 @@ READS = {
 def test_every_method_is_a_read_or_a_write():
     """A new method of the contract must be put into one of the two."""
     methods = {n for n, found in vars(Backend).items() if callable(found) and n[0] != "_"}
-    assert methods == READS | set(WRITES)
+    assert methods == READS | set(WRITES) | {"append_all"}
+
+
+def test_each_of_several_appends_is_refused():
+    inner = MemoryBackend()
+    (outcome,) = ReadOnlyBackend(inner).append_all([Append("key/a", b"1")])
+    assert "is open read-only" in str(outcome)
+    assert inner.read("key/a") == []
 
 
 @pytest.mark.parametrize("name", WRITES)

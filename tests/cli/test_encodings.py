@@ -52,6 +52,7 @@ ARGUMENTS: dict[str, list[list[str]]] = {
     "demo": [["--größe"]],
     "doctor": [[], ["--json"]],
     "completion": [["bash"]],
+    "mcp": [["--größe"]],
 }
 
 

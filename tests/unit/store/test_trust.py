@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
@@ -40,6 +40,10 @@ class AskedBackend(WrapperBackend):
         names = set(ids)
         self.asked += len(names)
         return super().missing_objects(names)
+
+    def put_objects(self, objects: "Mapping[str, bytes]") -> None:
+        self.written |= set(objects)
+        super().put_objects(objects)
 
     def append(
         self, stream: str, entry: bytes, *, requires: Collection[str] = (), **options: Any

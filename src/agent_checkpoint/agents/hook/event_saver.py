@@ -67,12 +67,14 @@ def parse_request(text: bytes) -> Request:
         line, _, rest = text.partition(b"\n")
         head, event = map(int, line.split())
         fields = [os.fsdecode(field) for field in rest[:head].split(b"\0")]
-        agent, store, project, agent_home, secret, *locations = fields
+        agent, store, project, secret, *others = fields
     except ValueError:
         raise InvalidInputError("Invalid request from a hook client.") from None
-    if len(rest) != head + event or len(locations) != len(LOCATION_VARIABLES):
+    count = len(LOCATION_VARIABLES)
+    locations, homes = others[:count], others[count:]  # older clients send no home of the agent
+    if len(rest) != head + event or len(locations) != count or len(homes) > 1:
         raise InvalidInputError("Malformed request from a hook client, perhaps of another version.")
-    return Request(agent, store, project, secret, tuple(locations), rest[head:], agent_home)
+    return Request(agent, store, project, secret, tuple(locations), rest[head:], *homes)
 
 
 class EventSaver:

@@ -87,9 +87,9 @@ def build_request(agent: str, event: bytes, store: str = "") -> bytes:
         agent,
         store,
         project,
-        get(HOME, ""),
         get(SECRET, ""),
         *(get(name, "") for name in LOCATION_VARIABLES),
+        *([get(HOME, "")] if get(HOME) else []),  # last: older daemons do not know it
     ]
     head = b"\0".join(os.fsencode(field.replace("\0", "")) for field in fields)
     return b"%d %d\n%b%b" % (len(head), len(event), head, event)
