@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 from uuid import uuid4
 
-import anyio
-from anyio.to_thread import run_sync
-from claude_agent_sdk import HookMatcher, fold_session_summary, project_key_for_directory
-
+from agent_checkpoint.adapters import needs_extra
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.errors import CheckpointError, ConflictError, NotFoundError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Kind
 from agent_checkpoint.session.session import Session
+from agent_checkpoint.session.subagent import state_of
+
+with needs_extra("claude-agent-sdk"):
+    import anyio
+    from anyio.to_thread import run_sync
+    from claude_agent_sdk import HookMatcher, fold_session_summary, project_key_for_directory
 
 if TYPE_CHECKING:
     from claude_agent_sdk.types import (
@@ -321,9 +324,8 @@ def session_options(session: Session) -> dict[str, Any]:
 
 def _bound_id(session: Session) -> str | None:
     """Return the id of the SDK session that continues at the head; None if there is none."""
-    was_restored = session.drift is not None
+    was_restored = session.drift is not None and not state_of(session).has_kept_drift
     for row in session.history():
-        was_restored = was_restored and row["kind"] != Kind.DRIFT
         if row["kind"] in _REPLACES_STATE or (was_restored and row["kind"] == Kind.OPEN):
             return None
         for tag in row["tags"]:

@@ -9,18 +9,20 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from deepagents.backends import FilesystemBackend, LocalShellBackend
-from deepagents.backends.protocol import (
-    DeleteResult,
-    EditResult,
-    FileUploadResponse,
-    GlobResult,
-    LsResult,
-    ReadResult,
-    WriteResult,
-)
-
+from agent_checkpoint.adapters import needs_extra
 from agent_checkpoint.errors import InvalidInputError
+
+with needs_extra("deepagents"):
+    from deepagents.backends import FilesystemBackend, LocalShellBackend
+    from deepagents.backends.protocol import (
+        DeleteResult,
+        EditResult,
+        FileUploadResponse,
+        GlobResult,
+        LsResult,
+        ReadResult,
+        WriteResult,
+    )
 
 if TYPE_CHECKING:
     from agent_checkpoint.workspace.workspace import Workspace

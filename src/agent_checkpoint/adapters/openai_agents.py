@@ -11,18 +11,20 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Literal
 
-from agents import FunctionTool, RunHooks, RunState, SessionSettings
-from agents.memory.session_settings import resolve_session_limit
-from agents.sandbox.errors import SnapshotNotRestorableError, SnapshotPersistError
-from agents.sandbox.snapshot import SnapshotBase, SnapshotSpec
-from agents.tool_context import ToolContext
-from anyio.to_thread import run_sync
-
+from agent_checkpoint.adapters import needs_extra
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.errors import CheckpointError, InvalidInputError, NotFoundError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.session.session import Session
 from agent_checkpoint.transcripts import repair
+
+with needs_extra("openai-agents"):
+    from agents import FunctionTool, RunHooks, RunState, SessionSettings
+    from agents.memory.session_settings import resolve_session_limit
+    from agents.sandbox.errors import SnapshotNotRestorableError, SnapshotPersistError
+    from agents.sandbox.snapshot import SnapshotBase, SnapshotSpec
+    from agents.tool_context import ToolContext
+    from anyio.to_thread import run_sync
 
 if TYPE_CHECKING:
     from pathlib import Path

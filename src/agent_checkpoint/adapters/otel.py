@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from opentelemetry import metrics, trace
-from opentelemetry.trace import SpanKind, Status, StatusCode
-
 from agent_checkpoint import __version__, telemetry
+from agent_checkpoint.adapters import needs_extra
 from agent_checkpoint.errors import ConflictError, Suspended
+
+with needs_extra("otel"):
+    from opentelemetry import metrics, trace
+    from opentelemetry.trace import SpanKind, Status, StatusCode
 
 _NAMES = {
     "key": "gen_ai.conversation.id",

@@ -10,23 +10,25 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from anyio.to_thread import run_sync
-from pydantic import TypeAdapter
-from pydantic_ai.capabilities import AbstractCapability
-from pydantic_ai.conversation_store import (
-    ConversationConflict,
-    ConversationEntry,
-    ConversationRecord,
-    ConversationStore,
-)
-from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, WorkspaceRef
-from pydantic_ai.workspaces import LocalWorkspaceBackend
-
+from agent_checkpoint.adapters import needs_extra
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.session.session import Session
 from agent_checkpoint.store.maintenance.retention import KeepLatest
+
+with needs_extra("pydantic-ai"):
+    from anyio.to_thread import run_sync
+    from pydantic import TypeAdapter
+    from pydantic_ai.capabilities import AbstractCapability
+    from pydantic_ai.conversation_store import (
+        ConversationConflict,
+        ConversationEntry,
+        ConversationRecord,
+        ConversationStore,
+    )
+    from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, WorkspaceRef
+    from pydantic_ai.workspaces import LocalWorkspaceBackend
 
 if TYPE_CHECKING:
     from agent_checkpoint.store.store_argument import StoreLike

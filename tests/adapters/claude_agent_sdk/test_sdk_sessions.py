@@ -183,6 +183,32 @@ def test_the_store_alone_resumes_on_another_machine(
     assert len(results(model.requests[-1]["messages"])) == 3
 
 
+@pytest.mark.slow
+def test_the_cli_does_not_make_a_call_that_stands_open_in_a_transcript(
+    model: ScriptedAnthropic, work: Path, tmp_path: Path
+) -> None:
+    """Why a kill costs a reply of the model: see docs/frameworks.md.
+
+    If this fails, the CLI has learnt it, and `session_options` could keep the reply.
+    """
+    with Session("s", workspace=work, store=tmp_path / "store") as session:
+        ask(model, "go", **session_options(session))
+        whole = session.messages.to_list()
+    calls = [n for n, entry in enumerate(whole) if "tool_use" in str(entry.get("message"))]
+    for path in work.iterdir():
+        path.unlink()
+    store, known = SessionStore(tmp_path / "other"), "22222222-2222-4222-8222-222222222222"
+    key: Any = {"project_key": sdk.project_key_for_directory(str(work)), "session_id": known}
+    # The transcript as it is if the reply was captured before its tools began.
+    store.append_entries(key, [{**one, "sessionId": known} for one in whole[: calls[1] + 1]])
+    seen = len(model.requests)
+    ask(model, "Continue.", cwd=str(work), session_store=store, resume=known)
+    told = results(model.requests[seen]["messages"])
+    assert [block["is_error"] for block in told] == [True, True]
+    assert all("interrupted" in str(block["content"]) for block in told)
+    assert sorted(path.name for path in work.iterdir()) == ["b.txt"]  # not a.txt, c.txt
+
+
 def entries(*numbers: int) -> list[Any]:
     return [{"type": "user", "uuid": f"u{number}", "sessionId": "old"} for number in numbers]
 

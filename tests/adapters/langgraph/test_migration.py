@@ -2,15 +2,17 @@
 
 import json
 import sqlite3
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
+import ormsgpack
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.postgres import PostgresSaver
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.types import Command
 
-from agent_checkpoint import InvalidInputError, NotFoundError
+from agent_checkpoint import IntegrityError, InvalidInputError, NotFoundError
 from agent_checkpoint.adapters.langgraph import CheckpointSaver
 from agent_checkpoint.adapters.langgraph.migration import import_threads
 from agent_checkpoint.cli.main import main
@@ -134,3 +136,68 @@ def test_the_command_imports(request, tmp_path, capsys):
         assert "Imported 1 thread, 1 checkpoint, 0 writes" in capsys.readouterr().out
     with CheckpointSaver(store) as ours:
         assert len(list(ours.list(None))) == 2
+
+
+def hostile(code, inner):
+    return ormsgpack.packb(ormsgpack.Ext(code, inner))
+
+
+def nested(depth):
+    data = ormsgpack.packb(1)
+    for _ in range(depth):
+        data = hostile(1, data)
+    return data
+
+
+HOSTILE = {
+    "a call": hostile(0, ormsgpack.packb(["os", "mkdir", "made"])),
+    "a call with arguments": hostile(1, ormsgpack.packb(["os", "mkdir", ["made"]])),
+    "a method": hostile(4, ormsgpack.packb(["pathlib", "Path", ["made"], "mkdir"])),
+    "no msgpack inside": hostile(77, b"\xc1"),
+    "nested": nested(5000),
+    "cut off": b"\x92\x01",
+    "a key twice": b"\x82\xa1a\x01\xa1a\x02",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_nothing_is_called_by_what_is_imported(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with official("sqlite", None, tmp_path) as (saver, source):
+        put(saver, config(), {"log": [1]})
+        saver.put_writes(next(saver.list(config())).config, [("log", 1)], "task")
+        saver.conn.execute("UPDATE writes SET value = ?", (HOSTILE[name],))
+        saver.conn.commit()
+        ours = CheckpointSaver()
+        assert import_threads(source, ours).writes == 1
+        with suppress(ValueError):  # of the serializer, for what is damaged
+            ours.get_tuple(config())
+        assert not (tmp_path / "made").exists()
+
+
+class Reversed:
+    """A cipher."""
+
+    def encrypt(self, data):
+        return "reversed", data[::-1]
+
+
+@pytest.mark.parametrize("name", ["encrypted", *HOSTILE])
+def test_a_checkpoint_that_cannot_be_read_is_named(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with official("sqlite", None, tmp_path) as (saver, source):
+        put(saver, config("other"), {"log": [1]})
+        if name == "encrypted":
+            saver.serde = EncryptedSerializer(Reversed())
+        put(saver, config(), {"log": [1]})
+        if name != "encrypted":
+            saver.conn.execute(
+                "UPDATE checkpoints SET checkpoint = ? WHERE thread_id = 't'", (HOSTILE[name],)
+            )
+            saver.conn.commit()
+        with pytest.raises(IntegrityError, match="of the thread 't' cannot be read"):
+            import_threads(source, CheckpointSaver())
+        assert main(["--store", str(tmp_path / "s"), "import-langgraph", source]) == 1
+        assert "cannot be read" in capsys.readouterr().err
+        assert import_threads(source, CheckpointSaver(), ["other"]).checkpoints == 1
+        assert not (tmp_path / "made").exists()

@@ -130,6 +130,16 @@ def test_the_latest_is_found_after_the_greatest_was_deleted(saver):
     assert values_of(saver, config()) == {"n": "old"}
 
 
+def test_the_latest_is_found_after_another_process_deleted_the_greatest(tmp_path):
+    with CheckpointSaver(tmp_path / "s") as saver, CheckpointSaver(tmp_path / "s") as other:
+        old, new = checkpoint({"n": "old"}), checkpoint({"n": "new"})
+        saver.put(config(), new, {"run_id": "gone"}, {"n": 1})
+        saver.put(config(), old, {"run_id": "stays"}, {"n": 1})
+        assert values_of(saver, config()) == {"n": "new"}
+        other.delete_for_runs(["gone"])
+        assert values_of(saver, config()) == {"n": "old"}
+
+
 def test_a_checkpoint_that_is_put_again_replaces_the_first(saver):
     made = checkpoint({"n": 1})
     saver.put(config(), made, {}, {"n": 1})
@@ -161,7 +171,9 @@ def test_list_selects_threads_namespaces_ids_and_metadata(saver):
     assert ids(None, filter={"'; DROP TABLE entries; --": 1}) == []
 
 
-@pytest.mark.parametrize("thread", ["a/b", "a%2Fb", "ü", "a b|c:d", "..", "x" * 300, "'\"\\"])
+@pytest.mark.parametrize(
+    "thread", ["a/b", "a%2Fb", "ü", "a b|c:d", "..", "x" * 300, "'\"\\", "你" * 300, "a\nb"]
+)
 def test_any_thread_id_works(saver, thread):
     put(saver, config(thread), {"n": 1})
     put(saver, config(thread, "sub:1|x"), {"n": 2})

@@ -17,7 +17,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from agent_checkpoint.adapters.langgraph.saver import CheckpointSaver
 from agent_checkpoint.adapters.langgraph.values import ValueCodec
-from agent_checkpoint.errors import InvalidInputError, NotFoundError
+from agent_checkpoint.errors import IntegrityError, InvalidInputError, NotFoundError
 from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import short_repr
 
@@ -60,6 +60,7 @@ def import_threads(
     Raises:
         NotFoundError: there is no such database, or no such thread.
         InvalidInputError: it has no checkpoints of LangGraph, or the package for it is missing.
+        IntegrityError: a checkpoint cannot be read; those before it were imported.
         StorageError: the medium failed; import again.
     """
     target = saver.with_serde(_TreeSerializer())
@@ -91,6 +92,13 @@ def _import(official: BaseCheckpointSaver[Any], target: CheckpointSaver, config:
     found = official.get_tuple(config)
     if found is None:  # deleted meanwhile
         return 0
+    if "channel_versions" not in found.checkpoint:
+        where = config["configurable"]
+        raise IntegrityError(
+            f"The checkpoint {_id(where)} of the thread {short_repr(where['thread_id'])} cannot be "
+            "read: it is damaged, or encrypted, or another serializer than LangGraph's own wrote "
+            "it. The checkpoints before it were imported. Import other threads by their names."
+        )
     tasks: dict[tuple[int, str], list[tuple[str, Any]]] = {}
     for position, (task_id, channel, value) in enumerate(found.pending_writes or ()):
         place = next((at for at, known in tasks if known == task_id), position)

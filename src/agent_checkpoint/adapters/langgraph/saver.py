@@ -10,6 +10,8 @@ import builtins
 import copy
 import os
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.base import (
@@ -138,9 +140,11 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
             IntegrityError: the checkpoint is damaged.
             StorageError: the medium failed.
         """
-        line = self._threads.line_of(config)
-        found = self._threads.load(line, get_checkpoint_id(config))
-        return None if found is None else self._tuple(line, found)
+        line, checkpoint_id = self._threads.line_of(config), get_checkpoint_id(config)
+        if checkpoint_id is None:
+            found = self._threads.load(line, None)
+            return found and self._tuple(line, found, self._threads.writes(line, found.id))
+        return self._load_tuple(line, checkpoint_id)
 
     def list(
         self,
@@ -173,14 +177,15 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         for checkpoint_id, line in sorted(found, key=lambda item: item[0], reverse=True):
             if limit is not None and limit <= 0:
                 return
-            stored = self._threads.load(line, checkpoint_id, HEAD if filter else ALL)
-            if stored is not None and filter:
-                metadata = self._codec.decode(stored.head["metadata"])
-                is_match = all(metadata.get(name) == value for name, value in filter.items())
-                stored = self._threads.load(line, checkpoint_id) if is_match else None
-            if stored is not None:  # else it does not match, or was deleted meanwhile
+            if filter:
+                stored = self._threads.load(line, checkpoint_id, HEAD)
+                metadata = self._codec.decode(stored.head["metadata"]) if stored else {}
+                if any(metadata.get(name) != value for name, value in filter.items()):
+                    continue
+            found_tuple = self._load_tuple(line, checkpoint_id)
+            if found_tuple is not None:  # else it was deleted meanwhile
                 limit = None if limit is None else limit - 1
-                yield self._tuple(line, stored)
+                yield found_tuple
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -191,14 +196,17 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         another branch that came later are not replayed.
 
         Raises:
+            NotFoundError: the checkpoint was deleted meanwhile.
             IntegrityError: an ancestor was deleted by other means than this class.
             StorageError: the medium failed.
         """
-        line = self._threads.line_of(config)
-        found = self._threads.load(line, get_checkpoint_id(config), HEAD) if channels else None
-        walked = {channel: _Walk() for channel in channels}
-        if found is not None:
-            self._walk(line, found, walked)
+        line, checkpoint_id = self._threads.line_of(config), get_checkpoint_id(config)
+        found = self._threads.load(line, checkpoint_id, HEAD) if channels else None
+        if found is None:
+            if channels and checkpoint_id in line.deleted:
+                raise _deleted(checkpoint_id)
+            return {channel: {"writes": []} for channel in channels}
+        walked = self._walked(line, found, channels)
         return {channel: walk.history(self._codec) for channel, walk in walked.items()}
 
     # -- writing ---------------------------------------------------------------------------------
@@ -216,7 +224,8 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         parent, and of a list only items that differ.
 
         Raises:
-            ConflictError: the workspace belongs to another thread.
+            ConflictError: the workspace belongs to another thread, or the checkpoint with the
+                delta state that this one continues was deleted meanwhile.
             StateError: a value cannot be captured.
             StorageError: the medium failed; the checkpoint is not confirmed.
         """
@@ -244,14 +253,20 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
             values = self._encode_values(line, checkpoint, parent, new_versions)
             parts.update(checkpoint=Part(state), values=Part(values))
             parent_ref = self._threads.ref(line, parent) if parent else None
-            if parent and parent_ref is None:
+            if parent and parent_ref is None and parent not in line.deleted:
                 state["no_parent"] = True
             options: dict[str, Any] = {
                 "label": f"step {described.get('step')}, {described.get('source', 'stub')}",
                 "tags": [checkpoint["id"]],
                 "parents": [parent_ref] if parent_ref else [],
             }
-            saved = self._threads.append(line, checkpoint["id"], parts, options)
+            saved = self._threads.append(
+                line,
+                checkpoint["id"],
+                parts,
+                options,
+                before_fork=partial(self._keep_history, line, checkpoint["id"], state),
+            )
             line.refs[checkpoint["id"]] = saved
             line.see_writes(checkpoint["id"], 0)
             line.values = Values(checkpoint["id"], dict(checkpoint["channel_versions"]), values)
@@ -470,7 +485,15 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
     def _codec(self) -> ValueCodec:
         return ValueCodec(self.serde)  # LangGraph replaces `serde` in copies of a saver
 
-    def _tuple(self, line: Line, found: Stored) -> CheckpointTuple:
+    def _load_tuple(self, line: Line, checkpoint_id: str) -> CheckpointTuple | None:
+        # The writes first: a checkpoint that is still there afterwards had all of them.
+        writes = self._threads.writes(line, checkpoint_id)
+        found = self._threads.load(line, checkpoint_id)
+        return found and self._tuple(line, found, writes)
+
+    def _tuple(
+        self, line: Line, found: Stored, writes: Iterable[tuple[str, str, Any]]
+    ) -> CheckpointTuple:
         codec, parent = self._codec, found.head["parent"]
         body = codec.decode(found.head["checkpoint"])
         body["id"] = found.id
@@ -483,8 +506,7 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
             metadata=codec.decode(found.head["metadata"]),
             parent_config=line.config(parent) if parent else None,
             pending_writes=[
-                (task_id, channel, codec.decode(tree))
-                for task_id, channel, tree in self._threads.writes(line, found.id)
+                (task_id, channel, codec.decode(tree)) for task_id, channel, tree in writes
             ],
         )
 
@@ -515,17 +537,42 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
                 encoded[name] = {"value": codec.encode(value)}
         return encoded
 
-    def _walk(self, line: Line, child: Stored, walked: Mapping[str, _Walk]) -> None:
-        """Collect the writes and seeds of channels along the ancestors of a checkpoint."""
+    def _walked(self, line: Line, found: Stored, channels: Iterable[str]) -> dict[str, _Walk]:
+        """Return the writes and seeds of channels along the ancestors of a checkpoint.
+
+        Raises:
+            NotFoundError: the checkpoint was deleted meanwhile.
+            IntegrityError: an ancestor was deleted by other means than this class.
+            StorageError: the medium failed.
+        """
+        names = tuple(channels)
+        while True:
+            walked = {name: _Walk() for name in names}
+            try:
+                child = self._walk(line, found, walked)
+            except NotFoundError:  # an ancestor was deleted during the walk
+                continue
+            if child is None:
+                return walked
+            if self._threads.load(line, child.id, HEAD) is not None:
+                raise IntegrityError(
+                    f"The checkpoint {child.head['parent']} of the thread "
+                    f"{short_repr(line.thread_id)} was deleted, and {child.id} needs its writes. "
+                    "Delete checkpoints with retain(), prune() or delete_for_runs() of the saver."
+                )
+            if child.id == found.id:
+                raise _deleted(child.id)
+
+    def _walk(self, line: Line, child: Stored, walked: Mapping[str, _Walk]) -> Stored | None:
+        """Walk along the ancestors of a checkpoint; return the one that lacks its history."""
         remaining = dict(walked)
         while remaining and child.head["parent"]:
+            # The writes first: a checkpoint that is still there afterwards had all of them.
+            writes = self._threads.writes(line, child.head["parent"], child.head["parent_writes"])
             parent = self._threads.load(line, child.head["parent"], HEAD)
             if parent is None:
-                self._take_attached(line, child, remaining)
-                return
-            for write in reversed(
-                self._threads.writes(line, parent.id, child.head["parent_writes"])
-            ):
+                return None if self._take_attached(line, child, remaining) else child
+            for write in reversed(writes):
                 if write[1] in remaining:
                     remaining[write[1]].writes.append(write)
             seeded = [name for name in remaining if name in parent.head["channels"]]
@@ -534,22 +581,44 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
                 for name in seeded:
                     remaining.pop(name).seed = values[name]
             child = parent
+        return None
 
-    def _take_attached(self, line: Line, child: Stored, remaining: Mapping[str, _Walk]) -> None:
-        """Continue with the history that was attached when the ancestors were deleted."""
+    def _take_attached(self, line: Line, child: Stored, remaining: Mapping[str, _Walk]) -> bool:
+        """Continue with the history that was attached to a checkpoint; return whether it was."""
         records = self._threads.log(line, child.id + HISTORY).read()
         if not records and "no_parent" not in child.head:
-            raise IntegrityError(
-                f"The checkpoint {child.head['parent']} of the thread "
-                f"{short_repr(line.thread_id)} was deleted, and {child.id} needs its writes. "
-                "Delete checkpoints with retain(), prune() or delete_for_runs() of the saver."
-            )
+            return False
         attached = records[-1][1] if records else {}
         for name, walk in remaining.items():
             writes, *seed = attached.get(name, ([],))
             walk.writes += [tuple(write) for write in reversed(writes)]
             if seed:
                 (walk.seed,) = seed
+        return True
+
+    def _attach(self, line: Line, found: Stored) -> None:
+        """Store the delta history of a checkpoint, so that it does not need its ancestors."""
+        channels = self._delta_channels(found.head)
+        if channels:
+            walked = self._walked(line, found, channels)
+            history = {name: walk.record() for name, walk in walked.items()}
+            self._threads.log(line, found.id + HISTORY).append(history)
+
+    def _keep_history(self, line: Line, checkpoint_id: str, head: dict[str, Any]) -> None:
+        """Attach the history of a checkpoint to be saved whose parent is not the latest one.
+
+        Another process may delete its parent at any moment, even before it sees the child.
+        """
+        if "no_parent" in head:
+            return
+        try:
+            self._attach(line, Stored(checkpoint_id, "", head, {}))
+        except NotFoundError:
+            raise ConflictError(
+                f"The checkpoint {head['parent']} of the thread {short_repr(line.thread_id)} was "
+                "deleted while a run continued it, and with it the values of delta channels. "
+                "Nothing was saved. Start the run again from another checkpoint."
+            ) from None
 
     def _drop(self, line: Line, doomed: Collection[str]) -> None:
         """Delete checkpoints; their children that stay keep the delta history that they need."""
@@ -557,12 +626,9 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         refs = self._threads.refs(line)
         for checkpoint_id in refs.keys() - gone if gone else ():
             found = self._threads.load(line, checkpoint_id, HEAD)
-            if found is None or found.head["parent"] not in gone:
-                continue
-            walked = {name: _Walk() for name in self._delta_channels(found.head)}
-            self._walk(line, found, walked)
-            history = {name: walk.record() for name, walk in walked.items()}
-            self._threads.log(line, checkpoint_id + HISTORY).append(history)
+            if found is not None and found.head["parent"] in gone:
+                with suppress(NotFoundError):  # another process deleted it
+                    self._attach(line, found)
         with line.lock:
             self._threads.delete(line, {item: refs[item] for item in gone if item in refs})
 
@@ -597,6 +663,10 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
             )
         if not dry_run:
             self._bound.add(thread_id)
+
+
+def _deleted(checkpoint_id: str | None) -> NotFoundError:
+    return NotFoundError(f"The checkpoint {checkpoint_id} was deleted meanwhile.")
 
 
 _NO_SEED = object()

@@ -6,11 +6,11 @@ Owns the names of keys and parts, and what is known of each thread. Values stay 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from langgraph.checkpoint.base import writes_sort_key
 
@@ -33,6 +33,7 @@ _PAGE = 100
 _MOST_LINES = 64
 _TRIES = 1000
 _MOST_SEEN = 64
+_MOST_DELETED = 1000
 _FOLLOWED_WITHIN = 0.05
 """Seconds to wait for the checkpoint that follows writes, to commit both at once."""
 
@@ -86,6 +87,8 @@ class Line:
         self.lock = threading.RLock()
         self.refs: dict[str, str] = {}
         """The ids in the store, by LangGraph's ids."""
+        self.deleted: deque[str] = deque(maxlen=_MOST_DELETED)
+        """LangGraph's ids of checkpoints that were there: a run may still continue one."""
         self.head: _Head | None = None
         self.lists: dict[str, ListChannel] = {}
         self.values: Values | None = None
@@ -95,6 +98,11 @@ class Line:
         """Whether the last checkpoint was put while writes were being appended."""
         self._seen: OrderedDict[str, int] = OrderedDict()
         self._note_lock = threading.Lock()
+
+    def note_deleted(self, checkpoint_id: str) -> None:
+        """Note that a checkpoint was deleted."""
+        self.refs.pop(checkpoint_id, None)
+        self.deleted.append(checkpoint_id)
 
     def begin_append(self) -> bool:
         """Note that writes are being appended; return whether a checkpoint followed the last."""
@@ -141,7 +149,7 @@ class ThreadLines:
     def __init__(self, manager: CheckpointManager, prefix: str) -> None:
         self.manager = manager
         self.prefix = prefix
-        self._lines: OrderedDict[str, Line] = OrderedDict()
+        self._lines: OrderedDict[tuple[str, str], Line] = OrderedDict()
         self._lock = threading.Lock()
 
     def line_of(self, config: RunnableConfig) -> Line:
@@ -151,10 +159,13 @@ class ThreadLines:
 
     def line(self, thread_id: str, namespace: str) -> Line:
         """Return the line of a thread and a namespace."""
-        key = self._key(thread_id) + (f"/{namespace}" if namespace else "")
+        names = (thread_id, namespace)
         with self._lock:
-            line = self._lines.pop(key, None) or Line(key, thread_id, namespace)
-            self._lines[key] = line
+            line = self._lines.pop(names, None)
+            if line is None:
+                key = self._key(thread_id) + (f"/{namespace}" if namespace else "")
+                line = Line(key, thread_id, namespace)
+            self._lines[names] = line
             while len(self._lines) > _MOST_LINES:
                 self._lines.popitem(last=False)
         return line
@@ -162,7 +173,7 @@ class ThreadLines:
     def forget(self, line: Line) -> None:
         """Discard what is known of a line."""
         with self._lock:
-            self._lines.pop(line.key, None)
+            self._lines.pop((line.thread_id, line.namespace), None)
 
     def lines_of(self, config: RunnableConfig | None) -> list[Line]:
         """Return the lines that a config selects, also those that have only writes."""
@@ -213,7 +224,10 @@ class ThreadLines:
             found = self._load_newest(line, names)
             if found is None or "greatest" not in found.head:
                 return found
-            checkpoint_id = self._greatest(line, found)
+            known = self.load(line, self._greatest(line, found), names)
+            if known is None:  # another process deleted it
+                known = self.load(line, max(self.refs(line), default=found.id), names)
+            return known
         for _ in range(2):
             ref = self.ref(line, checkpoint_id)
             if ref is None:
@@ -221,7 +235,7 @@ class ThreadLines:
             try:
                 return self.read(line, checkpoint_id, ref, names)
             except NotFoundError:  # another process deleted it
-                line.refs.pop(checkpoint_id, None)
+                line.note_deleted(checkpoint_id)
         return None
 
     def read(self, line: Line, checkpoint_id: str, ref: str, names: Sequence[str]) -> Stored:
@@ -232,11 +246,25 @@ class ThreadLines:
         return Stored(checkpoint_id, ref, targets["checkpoint"].state, values)
 
     def append(
-        self, line: Line, checkpoint_id: str, parts: dict[str, Any], options: dict[str, Any]
+        self,
+        line: Line,
+        checkpoint_id: str,
+        parts: dict[str, Any],
+        options: dict[str, Any],
+        *,
+        before_fork: Callable[[], None],
     ) -> str:
-        """Save a checkpoint after the present head, whatever other processes save meanwhile."""
+        """Save a checkpoint after the present head, whatever other processes save meanwhile.
+
+        If its parent is not the latest checkpoint, `before_fork` is called first.
+        """
+        is_kept = False
         for _ in range(_TRIES):
             head = line.head or self._find_head(line)
+            parent = parts["checkpoint"].state["parent"]
+            if parent and not is_kept and (head is None or head.greatest != parent):
+                before_fork()
+                is_kept = True
             greatest = max(checkpoint_id, head.greatest if head else "")
             parts["checkpoint"].state.pop("greatest", None)
             if greatest != checkpoint_id:
@@ -307,8 +335,9 @@ class ThreadLines:
         line.head, line.values = None, None
         line.forget_writes()
         left = set(self.refs(line)) - set(refs)
-        for checkpoint_id, ref in refs.items() if left else ():
-            line.refs.pop(checkpoint_id, None)
+        # Children first: nobody may find one whose parent is gone without a history of its own.
+        for checkpoint_id, ref in sorted(refs.items(), reverse=True) if left else ():
+            line.note_deleted(checkpoint_id)
             try:
                 self.manager.delete(line.key, ref)
             except NotFoundError:  # another process deleted it
@@ -345,7 +374,7 @@ class ThreadLines:
 
     def _key(self, thread_id: str) -> str:
         # A slash ends the thread: escaped inside of it.
-        return self.prefix + quote(thread_id, safe=" !\"#$&'()*+,:;<=>?@[]^`{|}~")
+        return self.prefix + thread_id.replace("%", "%25").replace("/", "%2F")
 
     def _rows(self, line: Line) -> Iterator[Any]:
         rows: Sequence[Any] = []

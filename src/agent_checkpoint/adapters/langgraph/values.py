@@ -8,6 +8,7 @@ that a tree cannot express, is `{"serde": [type, bytes]}`. Only the serializer m
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import ormsgpack
@@ -43,10 +44,12 @@ class ValueCodec:
         if self.is_msgpack and kind == "null":
             return None
         if self.is_msgpack and kind == "msgpack":
-            found = _unpacked(data)
-            # A dict of the user may look like an extension, and not everything packs the same way.
-            if not _is_serialized(found) and _packed(found) == data:
-                return found
+            # Extensions of others need not contain msgpack, and imported data may be damaged.
+            with suppress(ValueError, RecursionError):
+                found = _unpacked(data)
+                # A dict of the user may look like an extension, and not all packs the same way.
+                if not _is_serialized(found) and _packed(found) == data:
+                    return found
         return {_SERDE: [kind, data]}
 
     def encode_write(self, value: Any) -> Any:
