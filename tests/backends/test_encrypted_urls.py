@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -121,6 +122,25 @@ def test_both_options_are_two_keys(tmp_path, key_file, monkeypatch):
         assert manager.state_dict("a") == {"n": 1}
 
 
+def test_two_files_are_two_keys(tmp_path, url, key_file, monkeypatch):
+    monkeypatch.setenv("UNUSED", "correct horse battery staple")
+    new = tmp_path / "new.key"
+    new.touch(0o600)
+    new.write_bytes(OTHER)
+    with CheckpointManager(url) as manager:
+        manager.save("a", {"n": 1})
+    inner = SQLiteBackend(tmp_path / "store")
+    both = EncryptedBackend(inner, [new, EnvironmentKey("UNUSED"), key_file]).properties.url
+    inner.close()
+    assert f"encryption_key_file={new}&encryption_key_env=UNUSED&old_encryption_key_" in both
+    for _ in range(2):
+        with CheckpointManager(both) as manager:
+            assert manager.state_dict("a") == {"n": 1}
+            manager.rotate_key()
+    with CheckpointManager(f"sqlite://{tmp_path}/store", encryption_key=OTHER) as manager:
+        assert manager.state_dict("a") == {"n": 1}
+
+
 @pytest.mark.parametrize(
     "key",
     [
@@ -131,6 +151,8 @@ def test_both_options_are_two_keys(tmp_path, key_file, monkeypatch):
         [EnvironmentKey("A"), KEY],
         [EnvironmentKey("A"), EnvironmentKey("B")],
         [lambda: KEY, EnvironmentKey("A")],
+        [Path("a"), Path("b"), EnvironmentKey("A")],
+        [Path("a"), Path("b"), Path("c")],
     ],
 )
 def test_other_keys_are_in_no_url(tmp_path, key):

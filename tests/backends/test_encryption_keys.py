@@ -98,6 +98,18 @@ def test_a_function_is_called_once(inner):
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("text", ["p" * 32, "ü" * 16, "p" * 31])
+def test_a_passphrase_of_32_bytes_is_not_taken_for_random_bytes(inner, tmp_path, text):
+    """Nor is a line of 31 characters in a file, whose line break is not part of the key."""
+    EncryptedBackend(inner, private(tmp_path / "a", f"{text}\n".encode())).append("key/a", b"one")
+    assert record_of(inner)["key"]["kdf"] == "scrypt"
+    for key in (text, text.encode(), private(tmp_path / "b", text.encode())):
+        assert EncryptedBackend(inner, key).read("key/a") == [Entry(1, b"one")]
+    other = MemoryBackend()
+    EncryptedBackend(other, text.encode()).append("key/a", b"one")
+    assert record_of(other)["key"]["kdf"] == "scrypt"
+
+
 @pytest.mark.parametrize(("key", "kdf"), [(KEY, "blake2b"), (PASSPHRASE, "scrypt")])
 @pytest.mark.parametrize("as_text", [False, True])
 def test_guessable_keys_are_hashed_slowly(inner, key, kdf, as_text):
@@ -359,6 +371,26 @@ def test_an_interrupted_rotation_is_finished_by_the_next(filled, monkeypatch, di
     EncryptedBackend(filled, [OTHER, KEY]).rotate_key()
     assert EncryptedBackend(filled, OTHER).read("key/a") == [Entry(1, b"one")]
     assert len(filled.read("meta/format")) == 1
+
+
+def test_of_two_rotations_to_different_keys_one_fails(filled):
+    late = EncryptedBackend(filled, KEY)
+    assert late.read("key/a") == [Entry(1, b"one")]
+    EncryptedBackend(filled, KEY).rotate_key(OTHER)
+    before = contents(filled)
+    with pytest.raises(EncryptionKeyError, match="last rotated to"):
+        late.rotate_key(PASSPHRASE)
+    assert contents(filled) == before
+    assert late.append("key/a", b"two") == 2
+    assert len(EncryptedBackend(filled, OTHER).read("key/a")) == 2
+
+
+def test_a_rotation_without_the_key_record(filled):
+    backend = EncryptedBackend(filled, KEY)
+    backend.read("key/a")
+    filled.remove("meta/format", [1])
+    with pytest.raises(EncryptionKeyError, match="no key record"):
+        backend.rotate_key(OTHER)
 
 
 def test_two_rotations_at_once(filled):

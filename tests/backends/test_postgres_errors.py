@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("psycopg", reason="needs psycopg: pip install 'agent-checkpoint[postgres]'")
 
 from agent_checkpoint import CheckpointError, CheckpointManager, FormatError, Session, StorageError
+from tests.backends import postgres_server
 from tests.backends.postgres_server import free_port
 
 
@@ -40,6 +41,14 @@ def no_database(server, url, schema):
     return url.replace("/postgres?", "/none?")
 
 
+def no_encrypted_connections(server, url, schema):
+    return f"{url}&sslmode=require"
+
+
+def malformed_option(server, url, schema):
+    return f"{url}&connect_timeout=soon"
+
+
 def newer_schema(server, url, schema):
     server.execute(f"UPDATE {schema}.store SET version = 9")
     return url
@@ -50,6 +59,8 @@ MISTAKES = {
     "wrong password": Mistake(wrong_password, StorageError, False, "Check user, password"),
     "no permission": Mistake(no_permission, StorageError, False, "needs"),
     "no such database": Mistake(no_database, StorageError, False, "does not exist"),
+    "no TLS": Mistake(no_encrypted_connections, StorageError, False, "and options of the URL"),
+    "malformed option": Mistake(malformed_option, StorageError, False, "and options of the URL"),
     "newer schema": Mistake(newer_schema, FormatError, False, "schema version 9"),
 }
 
@@ -90,6 +101,7 @@ def test_one_clear_error(server, mistake, tmp_path):
             assert type(caught.value) is kind
             assert getattr(caught.value, "retryable", False) is retryable
             assert "WrOnG" not in f"{caught.value} {caught.value.__cause__!r}"
+            assert "SELECT " not in str(caught.value)  # the statement of the server's message
     command = [sys.executable, "-m", "agent_checkpoint", "--store", bad, "keys"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -101,3 +113,22 @@ def test_one_clear_error(server, mistake, tmp_path):
     with CheckpointManager(url) as manager:  # nothing is lost
         assert [row["id"] for row in manager.history("key")] == [saved]
         assert manager.list_keys() == ["key"]
+
+
+def test_a_replica_is_named():
+    server = postgres_server.started()
+    try:
+        url = server.url(server.new_schema())
+        with CheckpointManager(url) as manager:
+            manager.save("key", {"n": 1})
+        (server.data / "standby.signal").touch()
+        server.kill_and_restart()
+        with CheckpointManager(url) as manager:
+            assert manager.state_dict("key") == {"n": 1}
+            assert manager.verify().ok
+            for verb in (lambda: manager.save("key", {"n": 2}), lambda: manager.delete("key")):
+                with pytest.raises(StorageError, match="use the address of the primary") as caught:
+                    verb()
+                assert not caught.value.retryable
+    finally:
+        server.stop()

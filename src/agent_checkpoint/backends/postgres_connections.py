@@ -26,6 +26,7 @@ from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks, close_before_fork
+from agent_checkpoint.backends.wrappers.url_options import WRAPPER_OPTIONS
 from agent_checkpoint.errors import (
     CheckpointError,
     FormatError,
@@ -33,6 +34,7 @@ from agent_checkpoint.errors import (
     InvalidInputError,
     StorageError,
 )
+from agent_checkpoint.formatting import PASSWORD_OPTIONS, without_password
 from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import short_repr
 
@@ -120,7 +122,6 @@ _PARAMETERS = {
     "tcp_user_timeout": "60000",
 }
 _OWN_OPTIONS = ("schema", "shared", "compression")
-_SECRETS = ("password", "sslpassword")
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _IDLE_CONNECTIONS = 4
 _RETRY_SECONDS = 15.0
@@ -128,7 +129,8 @@ _LOST = ("08", "57P01", "57P02", "57P03", "25P03")
 _RETRYABLE = (*_LOST, "40001", "40P01", "53", "55P03", "55006", "57014", "57P05")
 _REFUSED = re.compile(
     "authentication failed|no password supplied|does not exist|no pg_hba|permission denied|"
-    "no such (?:database|user)|could not translate host name|certificate"
+    "no such (?:database|user)|could not translate host name|certificate|"
+    "does not support SSL|bad value for"
 )
 
 _abandoned: list[Connection] = []  # connections of a parent process: never closed here
@@ -162,10 +164,8 @@ def parse_url(url: str) -> StoreUrl:
             password.
     """
     head, _, query = url.partition("?")
-    scheme, _, rest = head.partition("://")
     options: dict[str, str] = {}
     others: list[str] = []
-    public: list[str] = []
     for item in query.split("&") if query else ():
         name, _, value = item.partition("=")
         if name in options:
@@ -174,20 +174,31 @@ def parse_url(url: str) -> StoreUrl:
             options[name] = value
         else:
             others.append(item)
-        if name not in _SECRETS:
-            public.append(item)
     try:
         parameters = conninfo_to_dict(f"{head}?{'&'.join(others)}" if others else head)
-    except psycopg.Error:
+        _check_parts(url, parameters)
+    except (psycopg.Error, ValueError):
+        names = ", ".join((*_OWN_OPTIONS, *WRAPPER_OPTIONS))
         raise InvalidInputError(
             "The store URL is not of the form postgresql://user@host:5432/database?schema=name, "
-            f"or has an unknown option. Options are those of libpq and {', '.join(_OWN_OPTIONS)}; "
-            "write special characters as %40."
+            "or has an unknown option. Write @, /, ?, : and % in a name or a password as %40, %2f, "
+            f"%3f, %3a and %25. Options are those of libpq and {names}."
         ) from None
-    place, slash, path = rest.partition("/")
-    user, at, hosts = place.rpartition("@")
-    head = f"{scheme}://{user.partition(':')[0]}{at}{hosts}{slash}{path}"
-    return StoreUrl(parameters, options, f"{head}?{'&'.join(public)}" if public else head)
+    return StoreUrl(parameters, options, without_password(url))
+
+
+def _check_parts(url: str, parameters: dict[str, Any]) -> None:
+    """Check that no part of a password was taken for a host, port, database or option.
+
+    That part would be in messages and in the public URL. Raises ValueError.
+    """
+    rest = url.partition("://")[2]
+    place, _, path = rest.partition("?")[0].partition("/")
+    before, end, _ = re.split("([@/]|$)", rest, maxsplit=1)  # where libpq lets a password end
+    is_torn = "@" in path or place.count("@") > 1 or (end == "@" and "?" in before)
+    ports = str(parameters.get("port", "")).split(",")
+    if is_torn or not all(port.isdecimal() for port in ports if port):
+        raise ValueError
 
 
 def check_schema_name(schema: str) -> str:
@@ -206,7 +217,9 @@ class Connections:
     def __init__(self, url: StoreUrl, schema: str, lock_timeout: float) -> None:
         self.name = url.public
         self.schema = schema
-        self._secrets = [url.parameters[name] for name in _SECRETS if url.parameters.get(name)]
+        self._secrets = [
+            url.parameters[name] for name in PASSWORD_OPTIONS if url.parameters.get(name)
+        ]
         self._parameters = {
             **_PARAMETERS,
             "application_name": f"agent-checkpoint {socket.gethostname()[:30]}",
@@ -530,7 +543,9 @@ class Connections:
 
     def wrapped(self, error: psycopg.Error, *, in_doubt: bool = False) -> CheckpointError:
         """Return the error of this package for one of the driver, without passwords."""
-        text = " ".join(str(error).split()) or type(error).__name__
+        # Of an error of the server not all: it also has the statement.
+        said = filter(None, (error.diag.message_primary, error.diag.message_detail))
+        text = " ".join((": ".join(said) or str(error)).split()) or type(error).__name__
         for secret in self._secrets:
             text = text.replace(secret, "***")
         state = error.sqlstate or ""
@@ -552,13 +567,13 @@ class Connections:
                 f"{self.schema}; SELECT, INSERT, UPDATE and DELETE on its tables; and EXECUTE "
                 "on its function."
             )
-        elif state == "25006":
+        elif state in ("25006", "0A000"):  # the second: no READ WRITE transaction in recovery
             advice = "The server is a replica or read-only: use the address of the primary."
         elif state == "42P07":
             advice = f"The schema {self.schema} has other tables: choose another with ?schema=name."
         elif not state and _REFUSED.search(text):
             retryable = False
-            advice = "Check user, password, host and database of the URL."
+            advice = "Check user, password, host, database and options of the URL."
         elif retryable and not in_doubt:
             advice = "Try again."
         end = "" if text.endswith((".", "?")) else "."

@@ -315,7 +315,13 @@ def _refuse_options(name: str, options: dict[str, Any]) -> None:
         raise InvalidInputError(f"The {name} backend has no option {', '.join(options)}.")
 
 
-_KEY_OPTIONS = ("encryption_key", "encryption_key_file", "encryption_key_env")
+_KEY_OPTIONS = (
+    "encryption_key",
+    "encryption_key_file",
+    "encryption_key_env",
+    "old_encryption_key_file",
+)
+"""The options with keys, the current key first."""
 _OPTIONS: dict[str, Callable[[str], Any]] = {
     "durability": str,
     "min_free": int,

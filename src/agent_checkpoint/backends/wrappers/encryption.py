@@ -111,22 +111,29 @@ class EncryptedBackend(WrapperBackend):
             new: the new key; by default the first one of the keys that were given.
 
         Raises:
-            EncryptionKeyError: none of the keys opens the store, or it is not encrypted.
+            EncryptionKeyError: none of the keys opens the store, it is not encrypted, or another
+                process has rotated it to a key that is not given here.
+            IntegrityError: the key record is damaged.
             StorageError: the medium failed.
         """
         if new is not None:
             materials = [*key_materials(new), *self._keys()]
             self._key, self._materials, self._properties = [new, self._key], materials, None
-        cipher, first = self._cipher_to_write(), self._keys()[0]
+        self._cipher_to_write()
+        first = self._keys()[0]
         for _ in range(_TRIES):
-            newest = self.inner.read(FORMAT_STREAM, limit=1, newest_first=True)[0]
-            wrapped = read_key_record(newest.data)
-            if wrapped is not None and StoreCipher.unwrap(first, wrapped) is not None:
+            newest = self._newest_record()
+            if newest is None:
+                raise self._no_record()
+            # Not the cipher in use: if another process has rotated to a key that is not given
+            # here, this rotation fails. Otherwise both would claim that only their key is valid.
+            cipher, key = self._unwrapped(newest)
+            if key is first:
                 older = self.inner.read(FORMAT_STREAM, before=newest.seq)
                 self.inner.remove(FORMAT_STREAM, [entry.seq for entry in older])
                 return
+            record = write_key_record(cipher.wrap(first))
             with suppress(ConflictError):  # another process rotates it: look again
-                record = write_key_record(cipher.wrap(first))
                 self.inner.append(FORMAT_STREAM, record, after=newest.seq)
         raise StorageError("Other processes keep changing the key of the store.", retryable=True)
 
@@ -163,28 +170,36 @@ class EncryptedBackend(WrapperBackend):
         return cipher
 
     def _unlock(self) -> StoreCipher | None:
-        keys = self._keys()
-        entries = self.inner.read(FORMAT_STREAM, limit=1, newest_first=True)
-        if not entries and next(self.inner.streams(), None) is not None:
+        self._keys()
+        newest = self._newest_record()
+        if newest is None and next(self.inner.streams(), None) is not None:
             # Written by another process in between, or missing: it is the first entry of a store.
-            entries = self.inner.read(FORMAT_STREAM, limit=1, newest_first=True)
-            if not entries:
-                raise EncryptionKeyError(
-                    f"{self.inner!r} has entries but no key record. It is not encrypted, or its "
-                    "key record was removed."
-                )
-        if not entries:
-            return None
-        wrapped = read_key_record(entries[0].data)
+            newest = self._newest_record()
+            if newest is None:
+                raise self._no_record()
+        return None if newest is None else self._unwrapped(newest)[0]
+
+    def _newest_record(self) -> Entry | None:
+        return next(iter(self.inner.read(FORMAT_STREAM, limit=1, newest_first=True)), None)
+
+    def _no_record(self) -> EncryptionKeyError:
+        return EncryptionKeyError(
+            f"{self.inner!r} has entries but no key record. It is not encrypted, or its key "
+            "record was removed."
+        )
+
+    def _unwrapped(self, record: Entry) -> tuple[StoreCipher, KeyMaterial]:
+        """Return the cipher in a key record, and the key that opens it. Raises as `_cipher`."""
+        wrapped = read_key_record(record.data)
         if wrapped is None:
             raise EncryptionKeyError(
                 f"{self.inner!r} is not encrypted. Open it without a key, or copy it to a new "
                 "encrypted store."
             )
-        for key in keys:
+        for key in self._keys():
             cipher = StoreCipher.unwrap(key, wrapped)
             if cipher is not None:
-                return cipher
+                return cipher, key
         raise EncryptionKeyError(
             f"The encryption key does not open {self.inner!r}. Pass the key that the store was "
             "made with, or was last rotated to."

@@ -91,7 +91,7 @@ def key_materials(key: EncryptionKey) -> list[KeyMaterial]:
         InvalidInputError: the argument is of another type.
     """
     if isinstance(key, (bytes, bytearray)):
-        return [KeyMaterial(bytes(key), len(key) == KEY_BYTES)]
+        return [KeyMaterial(bytes(key), _is_random(bytes(key)))]
     if isinstance(key, str):
         if os.sep in key and os.path.exists(key):
             raise EncryptionKeyError("encryption_key= is the name of a file: pass a Path instead.")
@@ -111,13 +111,18 @@ def key_materials(key: EncryptionKey) -> list[KeyMaterial]:
 def url_options(key: EncryptionKey) -> dict[str, str] | None:
     """Return the options of a store URL that name a key; None if a URL cannot name it."""
     options: dict[str, str] = {}
+    names = iter(("encryption_key_file", "encryption_key_env", "old_encryption_key_file"))
     for each in key if isinstance(key, (list, tuple)) else [key]:
-        if isinstance(each, os.PathLike) and not options:
-            options["encryption_key_file"] = os.path.abspath(each)
-        elif isinstance(each, EnvironmentKey) and "encryption_key_env" not in options:
-            options["encryption_key_env"] = each.name
+        if isinstance(each, os.PathLike):
+            value, ending = os.path.abspath(each), "file"
+        elif isinstance(each, EnvironmentKey):
+            value, ending = each.name, "env"
         else:
             return None
+        name = next((name for name in names if name.endswith(ending)), None)
+        if name is None:  # more keys than options, or in another order
+            return None
+        options[name] = value
     return options
 
 
@@ -136,8 +141,17 @@ def _key_in(path: str) -> KeyMaterial:
             data = file.read(_LONGEST + 3)
     except OSError as error:
         raise EncryptionKeyError(f"Cannot read the key file {path}: {error.strerror}.") from None
-    is_random = len(data) == KEY_BYTES
+    is_random = _is_random(data)
     return KeyMaterial(data if is_random else data.rstrip(b"\r\n"), is_random)
+
+
+def _is_random(data: bytes) -> bool:
+    """Return whether a key is 32 random bytes, not a passphrase of that length or a line of it."""
+    try:
+        is_text = data.decode().rstrip("\r\n").isprintable()
+    except UnicodeDecodeError:
+        is_text = False
+    return len(data) == KEY_BYTES and not is_text
 
 
 def _hashed(data: bytes) -> bytes:

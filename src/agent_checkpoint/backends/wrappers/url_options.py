@@ -77,6 +77,7 @@ WRAPPER_OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
     "cache_bytes": (int, "a number of bytes"),
     "encryption_key_file": (_absolute_path, "an absolute path, with %26 for &"),
     "encryption_key_env": (_key_variable, "the name of an environment variable"),
+    "old_encryption_key_file": (_absolute_path, "an absolute path, with %26 for &"),
     "count": _FLAG,
     "read_only": _FLAG,
 }
