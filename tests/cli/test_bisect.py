@@ -1,10 +1,14 @@
 """The command `bisect`."""
 
+import subprocess
+import sys
+
 import pytest
 
 from agent_checkpoint import CheckpointManager, Session
 from tests.cli.world import run
 from tests.unit.trajectory.trajectories import write
+from tests.unit.workspace.fork.test_namespace_view import is_running, wait_until
 
 
 @pytest.fixture
@@ -80,3 +84,28 @@ def test_options_of_the_test_belong_to_the_test(place):
 def test_what_cannot_be_searched_is_told(place, typed, status, message):
     done = run(*typed, at=place)
     assert (done.status, message in done.err) == (status, True)
+
+
+def test_a_good_end_after_the_bad_one_is_told(place):
+    done = run("bisect", "--good", "@4", "--bad", "@3", *TEST, at=place)
+    assert done.status == 2
+    assert "comes after the bad end" in done.err
+
+
+def test_a_killed_search_leaves_no_test_running(place, tmp_path):
+    """Also what the test has started, in the background and in another process group."""
+    pids = tmp_path / "pids"
+    script = f"setsid sh -c 'sleep 60 & echo $! >> {pids}; sleep 60' & echo $! >> {pids}; wait"
+    search = subprocess.Popen(
+        [sys.executable, "-m", "agent_checkpoint", "bisect", "--", "sh", "-c", script],
+        cwd=place,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+        search.kill()
+        search.wait()
+        wait_until(lambda: not any(map(is_running, map(int, pids.read_text().split()))))
+    finally:
+        search.kill()
+        search.communicate()

@@ -4,7 +4,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Session
 from tests.cli.world import run
-from tests.unit.session.conftest import no_session_is_left  # noqa: F401
+from tests.unit.conftest import no_session_is_left  # noqa: F401
 from tests.unit.trajectory.trajectories import write
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Session
 from tests.cli.world import run
-from tests.unit.session.conftest import no_session_is_left  # noqa: F401
+from tests.unit.conftest import no_session_is_left  # noqa: F401
 from tests.unit.trajectory.trajectories import Coding, write
 
 LINES = "1\n2\n3\n4\n5\n"
@@ -52,6 +52,13 @@ def test_it_is_previewed_and_undone(worked):
     assert "two" in (worked / "f").read_text()
 
 
+def test_the_log_names_the_revert(worked):
+    run("revert", "@3", "--yes", at=worked)
+    shown = run("log", at=worked).out
+    assert "reverted @3: write(" in shown
+    assert "restore to" not in shown
+
+
 def test_a_conflict_is_shown_hunk_by_hunk(worked):
     before = (worked / "f").read_text()
     done = run("revert", "@4", "--yes", at=worked)
@@ -62,6 +69,19 @@ def test_a_conflict_is_shown_hunk_by_hunk(worked):
     assert (worked / "f").read_text() == before
     run("revert", "@4", "--yes", "--conflicts", "markers", at=worked)
     assert "<<<<<<< now\nvier\n" in (worked / "f").read_text()
+
+
+def test_markers_for_a_file_that_conflicts_as_a_whole_change_nothing_and_fail(worked):
+    done = run("revert", "@2", "--yes", "--conflicts", "markers", at=worked)
+    assert done.status == 4
+    assert "Nothing was changed: 1 conflict. Conflict markers cannot show" in done.out
+
+
+def test_a_preview_with_markers_shows_the_plan(worked):
+    done = run("revert", "@4", "--dry-run", "--conflicts", "markers", at=worked)
+    assert done.status == 0
+    assert "Nothing was changed" not in done.out
+    assert "write f" in done.out
 
 
 def test_a_range_and_json(worked):

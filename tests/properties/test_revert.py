@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent_checkpoint import CheckpointManager, RevertConflictError, Session
 from agent_checkpoint.session.current_session import as_current
-from tests.unit.trajectory.trajectories import rename, shell, write
+from tests.unit.trajectory.trajectories import delete, rename, shell, write
 
 LENGTH = 12
 common = {"deadline": None, "suppress_health_check": list(HealthCheck)}
@@ -101,9 +101,22 @@ def files(place):
     }
 
 
+def meet_at_the_end(hunks):
+    """Whether another change is beside one that moves the end of a text without a final newline.
+
+    That one changes the line before it, too: it gets or loses its newline.
+    """
+    for start, stop, _, kind in hunks:
+        if stop == LENGTH and kind in ("insert", "remove"):
+            others = [hunk for hunk in hunks if hunk[:2] != (start, stop)]
+            if any(other[1] >= start for other in others):
+                return True
+    return False
+
+
 def check_disjoint(history):
     hunks, end, final, chosen, extra = history
-    if not hunks:
+    if not hunks or (not final and meet_at_the_end(hunks)):
         return
     chosen %= len(hunks)
     found = []
@@ -140,11 +153,13 @@ def overlapping(draw):
     stop = draw(st.integers(start + 1, LENGTH))
     other_start = draw(st.integers(max(0, start - 2), stop - 1))
     other_stop = draw(st.integers(max(start, other_start) + 1, LENGTH))
-    return start, stop, other_start, other_stop, draw(st.booleans()), draw(st.booleans())
+    between = draw(st.sampled_from(["nothing", "rename", "delete", "chmod"]))
+    flags = [draw(st.booleans()) for _ in range(3)]
+    return start, stop, other_start, other_stop, *flags, between
 
 
 def check_overlap(case):
-    start, stop, other_start, other_stop, removes, crlf = case
+    start, stop, other_start, other_stop, removes, crlf, final, between = case
     end = "\r\n" if crlf else "\n"
     base = [f"line {number}" for number in range(LENGTH)]
     first = [*base[:start], *(f"step {n}" for n in range(stop - start)), *base[stop:]]
@@ -153,14 +168,22 @@ def check_overlap(case):
     with tempfile.TemporaryDirectory() as name, CheckpointManager() as manager:
         place = Path(name)
         with Session("s", workspace=place, store=manager) as session:
+            last = end if final else ""
             for lines in (base, first):
-                write("f", end.join(lines) + end)
-            step = session.head
-            write("f", end.join(second) + end)
-            before = (place / "f").read_bytes()
+                write("f", end.join(lines) + last)
+            step, name = session.head, "f"
+            if between == "rename":
+                name = "g"
+                rename("f", name)
+            elif between == "delete":  # and made again
+                delete("f")
+            elif between == "chmod":
+                shell("chmod 755 f")
+            write(name, end.join(second) + last)
+            before = files(place)
             with pytest.raises(RevertConflictError):
                 session.revert(step)
-            assert (place / "f").read_bytes() == before
+            assert files(place) == before
 
 
 @given(overlapping())

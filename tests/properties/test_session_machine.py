@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 )
 
 from agent_checkpoint import ConflictError, Session, tool
+from agent_checkpoint.records import Kind
 from agent_checkpoint.session.current_session import as_current
 from tests.agents import Agent
 from tests.unit.session.places import files_of
@@ -98,8 +99,14 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule(name=NAMES, text=TEXTS)
     def call_a_tool(self, name, text):
+        before, files = self.past[self.head], files_of(self.place)
         with as_current(self.session._tools):
             call(self.session.agent, self.place, name, text)
+        for row in self.session.history():
+            if row["kind"] == Kind.OUTSIDE and row["id"] not in self.past:
+                self.past[row["id"]] = (*copy.deepcopy(before[:3]), files)
+                if row["id"] == self.session.head:  # the call itself was not saved
+                    self.head = row["id"]
         self.note_new_checkpoints()
 
     @rule()

@@ -8,6 +8,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager
 from agent_checkpoint.web.timeline import key_catalog
+from tests.web.agent_store import make_agent_work
 from tests.web.browsing import Served, chromium
 from tests.web.example_store import make_example
 from tests.web.hostile_store import make_hostile
@@ -103,3 +104,20 @@ def manager(shared: Place) -> "Iterator[CheckpointManager]":
     """Of a store that is only to be looked at."""
     with opened(shared.store) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def agent_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the work of a coding agent, for tests that only read."""
+    folder = tmp_path_factory.mktemp("agent")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENT_CHECKPOINT_SECRET", SECRET)
+        patch.setenv("AGENT_CHECKPOINT_HOME", str(folder / "home"))
+        make_agent_work(folder / "store", folder / "project")
+    return folder / "store"
+
+
+@pytest.fixture
+def agent_visitor(agent_store: Path) -> "Iterator[Visitor]":
+    with opened(agent_store) as manager:
+        yield Visitor(manager)

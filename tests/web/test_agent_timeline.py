@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from agent_checkpoint.web.timeline.agent_steps import agent_step
 from agent_checkpoint.web.timeline.history import CheckpointSummary
 from agent_checkpoint.web.timeline.layout import TimelineLayout, lay_out
 from agent_checkpoint.web.timeline.prompt_groups import group_by_prompt
-from tests.web.agent_store import KEY, OTHER, AgentWork, make_agent_work
+from tests.web.agent_store import KEY, OTHER, AgentWork
 from tests.web.hostile_store import ALL
 from tests.web.test_hostile import crawl
 from tests.web.test_pages import plain
@@ -22,19 +21,9 @@ from tests.web.visitor import Visitor, opened
 PRE, POST, ASKED, ENDED = "PreToolUse", "PostToolUse", "UserPromptSubmit", "Stop"
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("agent")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AGENT_CHECKPOINT_HOME", str(folder / "home"))
-        make_agent_work(folder / "store", folder / "project")
-    return folder / "store"
-
-
 @pytest.fixture
-def visitor(store: Path) -> "Iterator[Visitor]":
-    with opened(store) as manager:
-        yield Visitor(manager)
+def visitor(agent_visitor: Visitor) -> Visitor:
+    return agent_visitor
 
 
 def line(

@@ -72,6 +72,28 @@ def test_a_bisection_shows_the_tested_checkpoints_and_the_step(visitor: Visitor)
     assert html.count('class="mark small"') == 6 - len(tested) + 1
 
 
+def test_code_in_calls_is_shown_as_it_is(visitor: Visitor, place: Path) -> None:
+    with Session(KEY, store=visitor.manager) as session:
+        write("app.py", "if x:\n    two  spaces\n ")
+        head = session.head
+        bisect(KEY, is_good, store=visitor.manager, good="@2", bad="@3")
+    for page, given in (
+        ("/revert", {"id": head}),
+        ("/checkpoint", {"id": head}),
+        ("/timeline", {"key": KEY}),
+        ("/blame", {"id": head, "path": "app.py"}),
+    ):
+        assert r"\x20" not in visitor.text(page, **given), page
+
+
+def test_markers_cannot_show_a_file_that_conflicts_as_a_whole(visitor: Visitor) -> None:
+    step = visitor.manager.history(KEY)[-2]["id"]
+    form = {"id": step, "key": KEY, "conflicts": "markers"}
+    text = plain(visitor.text(visitor.post("/revert_preview", form).headers["location"]))
+    assert "Conflict markers cannot show files that conflict as a whole" in text
+    assert "preview again with conflict markers" not in text
+
+
 def test_skipped_checkpoints_leave_candidates(visitor: Visitor) -> None:
     def unsure(branch: Any) -> Any:
         return None if branch.checkpoint.seq == 3 else is_good(branch)
@@ -114,6 +136,7 @@ def test_a_pruned_checkpoint_is_told(visitor: Visitor) -> None:
         {"kind": "replay", "divergence": {"kind": [], "expected": 1, "words": SCRIPT}},
         {"kind": "replay", "divergence": dict.fromkeys(("kind", "expected", "actual"), SCRIPT)},
         {"kind": "replay", "fork": SCRIPT, "differences": [3, {"words": "".join(ALL)}]},
+        {"kind": "replay", "fork": "x" * 3000, "error": SCRIPT, "divergence": {}},
         {"kind": "replay", "matched": "x", "recorded": 10**400, "all_differences": None},
     ],
 )

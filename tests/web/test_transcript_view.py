@@ -1,7 +1,6 @@
 """Transcripts of coding agents on the page: a conversation, with calls and their results."""
 
 import json
-from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -13,26 +12,16 @@ from agent_checkpoint.web.pages.transcript_view import arguments_of, messages_in
 from agent_checkpoint.web.state.lazy_state import StateReader
 from agent_checkpoint.web.state.outline import MAX_TEXT
 from tests.unit.agents.transcripts import Session
-from tests.web.agent_store import KEY, AgentWork, make_agent_work
+from tests.web.agent_store import KEY, AgentWork
 from tests.web.hostile_store import ALL, SCRIPT
 from tests.web.test_hostile import is_inert
 from tests.web.test_pages import plain
 from tests.web.visitor import Visitor, opened
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("agent")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AGENT_CHECKPOINT_HOME", str(folder / "home"))
-        make_agent_work(folder / "store", folder / "project")
-    return folder / "store"
-
-
 @pytest.fixture
-def visitor(store: Path) -> "Iterator[Visitor]":
-    with opened(store) as manager:
-        yield Visitor(manager)
+def visitor(agent_visitor: Visitor) -> Visitor:
+    return agent_visitor
 
 
 def rows(agent: str, lines: "list[str]") -> "list[tuple[str, list[tuple[str, str]]]]":

@@ -17,6 +17,7 @@ from agent_checkpoint.session.revert.revert import (
     RevertReport,
     StepPair,
     merge_without,
+    parents_of_revert,
     present_tree,
     refuse_conflicts,
 )
@@ -87,7 +88,7 @@ def revert_and_save(
             with_markers=conflicts == "markers",
         )
         refuse_conflicts(report, conflicts)
-        parents = (safety.checkpoint_id, pairs[-1].after.id)
+        parents = parents_of_revert(safety.checkpoint_id, pairs)
 
         def append(_: Any) -> Checkpoint:
             captured: Any = CapturedState(tree, store.writer)

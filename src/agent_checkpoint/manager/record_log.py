@@ -78,6 +78,11 @@ class RecordLog:
         """
         return self._stream.newest_number()
 
-    def clear(self) -> None:
-        """Remove all records; their numbers are not used again. Raises StorageError."""
-        self._stream.clear()
+    def clear(self, before: int | None = None) -> None:
+        """Remove all records, or those with numbers below `before`; no number is used again.
+
+        Raises:
+            IntegrityError: `before` is given, and a record is damaged.
+            StorageError: the medium failed.
+        """
+        self._stream.clear(before)

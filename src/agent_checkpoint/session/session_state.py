@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from agent_checkpoint.errors import ConflictError, InvalidInputError
+from agent_checkpoint.errors import ConflictError, InvalidInputError, WorkspaceError
 from agent_checkpoint.manager.async_verbs import await_future
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.options import Every, Prices
@@ -46,7 +46,11 @@ if TYPE_CHECKING:
     from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
     from agent_checkpoint.workspace.workspace import Workspace
 
+T = TypeVar("T")
+
 _MAX_NAMED = 20
+OUTSIDE = "changed files"
+"""The label of a checkpoint before a call."""
 RESERVED_PARTS = frozenset(
     {AGENT, MESSAGES, CALLS, MODEL_CALLS, OPEN_CALLS, TASKS, FILES, SESSION_PART}
 )
@@ -72,6 +76,8 @@ class SessionState:
     files: WorkspacePart | None = None
     running: list[ToolCall] = field(default_factory=list)
     """The tool calls in progress."""
+    has_unsaved_calls: bool = False
+    """Whether a tool call has ended since the last draft."""
     resumed: bool = False
     drift: WorkspaceDiff | None = None
     new_parts: list[str] = field(default_factory=list)
@@ -93,6 +99,8 @@ class SessionState:
     is_open: bool = False
     has_kept_drift: bool = False
     """Whether files that had drifted when the session was opened were kept."""
+    drops_drift: bool = False
+    """Whether an opening restores files that changed outside of calls."""
     is_ended: bool = False
     """Whether the last checkpoint of the run was saved."""
     pid: int = field(default_factory=os.getpid)
@@ -231,6 +239,7 @@ class SessionState:
         record = self.record
         record.in_flight = self.in_flight
         record.ledger = max(record.ledger, self.ledger.seq)
+        self.has_unsaved_calls = False
         running = {call.decision.effect.id for call in list(self.running) if call.decision}
         record.under_way = sorted(running.union(list(self.effects.in_progress)))
         parts, elsewhere = self.live_parts(), self._captured_elsewhere()
@@ -282,6 +291,33 @@ class SessionState:
                 if not scope.is_open:
                     del self.subagents[path]
             return saved.id
+
+    def save_outside_changes(self, write: Callable[[Draft], T]) -> T | None:
+        """Save files that changed outside of calls, before a call: they are not its own.
+
+        Does nothing if there are none; or if calls are running or not saved yet, which may have
+        made them. The state of the checkpoint is that of the head.
+
+        Args:
+            write: writes the draft; its result is returned.
+
+        Raises the same errors as `save`, except for files that cannot be read.
+        """
+        self.check_open()
+        with self.writer.lock:
+            # With on_drift="restore", what no call made is undone at the next opening: keep it so.
+            is_unwanted = self.drops_drift or self.every in ("task", "manual")
+            if is_unwanted or self.files is None or self.running or self.has_unsaved_calls:
+                return None
+            self.manager.background.flush()  # its state is carried over
+            head = self.writer.head
+            try:
+                draft = self.writer.draft({FILES: self.files}, kind=Kind.OUTSIDE, label=OUTSIDE)
+            except WorkspaceError:  # the save after the call raises it, if it is still so
+                return None
+            files: Any = draft.parts[FILES]
+            is_new = head is None or files.inline() != head.parts.get(FILES)
+            return write(draft) if is_new else None
 
     def write(self, draft: Draft) -> Checkpoint:
         """Write the last draft. Raises the same errors as `CheckpointWriter.write`."""

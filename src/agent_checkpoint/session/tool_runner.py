@@ -22,7 +22,7 @@ from agent_checkpoint.errors import (
     NotFoundError,
     Suspended,
 )
-from agent_checkpoint.manager.async_verbs import run_to_completion
+from agent_checkpoint.manager.async_verbs import await_future, run_to_completion
 from agent_checkpoint.records import Checkpoint, safe_repr, short_repr
 from agent_checkpoint.session.agent_scope import AgentScope
 from agent_checkpoint.session.current_session import (
@@ -104,6 +104,8 @@ class ToolRunner:
         if row is not None:
             return self._answer(call, row)
         try:
+            call.began = time.time()  # before a wait for other calls that begin at the same time
+            self._state.save_outside_changes(self._state.writer.write)
             self._begin(call)
             result = self._run(call)
             self._state.effects.call_numbers.release(call)
@@ -125,6 +127,10 @@ class ToolRunner:
         if row is not None:
             return self._answer(call, row)
         try:
+            call.began = time.time()
+            outside = self._state.save_outside_changes(self._state.writer.submit)
+            if outside is not None:
+                await await_future(outside)
             if call.tool.is_external or call.tool.approve:
                 call.is_awaited = True
                 with awaitables_on_this_loop():  # verify= and approve= may await objects of it
@@ -144,7 +150,7 @@ class ToolRunner:
     def _recorded_row(self, call: ToolCall) -> Mapping[str, Any] | None:
         """Return the recorded row that answers a call, if the session is a replay."""
         replay = self._state.replay
-        if replay is None or replay.is_live:
+        if replay is None:
             return None
         self._state.check_open()
         self._scope.check_open()
@@ -189,6 +195,8 @@ class ToolRunner:
         if call.call_ref is None and before is not None and request.seq <= before.ledger:
             call.call_id = None  # an open call may have the same id
         try:
+            call.began = time.time()
+            self._state.save_outside_changes(self._state.writer.write)
             self._begin(call)
             return run_if_awaitable(self._arun(call)) if tool.is_async else self._run(call)
         except BaseException:
@@ -277,9 +285,10 @@ class ToolRunner:
         state, tool, request = self._state, call.tool, call.request
         state.check_open()
         self._scope.check_open()
+        if state.replay is not None:
+            state.replay.check_live()
         call.subagent = self.path
         call.task = current_task(self) or self._tasks.only_one_in_progress()
-        call.began = time.time()
         if request is not None:
             call.task, call.part = request.task, request.part
             call.identity, call.digest = request.identity, request.digest
@@ -525,6 +534,7 @@ class ToolRunner:
         state = self._state
         with state.writer.lock:
             state.running.remove(call)
+            state.has_unsaved_calls = True
             if call.is_abandoned:
                 call.is_saved = False
                 return

@@ -180,6 +180,11 @@ def _position(store: Store, line: list[Checkpoint], wanted: Checkpoint | None) -
     name = original(store, wanted).id
     found = [index for index, checkpoint in enumerate(line) if checkpoint.id in (name, wanted.id)]
     if not found:
+        bad = line[-1].id
+        if any(checkpoint.id == bad for checkpoint in line_of(store, wanted)):
+            raise InvalidInputError(
+                f"The good end {wanted.id} comes after the bad end {bad}. Choose an earlier one."
+            )
         raise InvalidInputError(
             f"{wanted.id} is not in the history of {line[-1].id}: a rollback passed over it, or it "
             "belongs to another key."
@@ -291,8 +296,8 @@ class _Search:
             )
         does = "was skipped" if probe.verdict == SKIP else does
         raise InvalidInputError(
-            f"The test {does} at the {name} end, {probe.checkpoint}. Choose another {name} end."
-            f"{output}"
+            f"The test {does} at the {name} end, {probe.checkpoint}. Choose another {name} end, "
+            f"with {name}= or --{name}.{output}"
         )
 
 

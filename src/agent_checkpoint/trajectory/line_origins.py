@@ -208,10 +208,9 @@ class _Origins:
             NotFoundError: there is no such file.
             InvalidInputError: the file is binary or too large.
         """
-        entries = self._history.entries
-        index: int | None = len(entries) - 1
+        index = self._history.last
         if present is None:
-            item = self._items[-1] if self._items else None
+            item = None if index is None else self._items[index]
             if item is None or item.type != FILE:
                 raise NotFoundError(f"There is no file {short_repr(self._path, 200)}.")
             present = self._history.content(item)
@@ -292,14 +291,15 @@ class _Origins:
         """Return the entry whose version the entry at a position continues."""
         checkpoint, item = self._history.entries[index], self._items[index]
         if checkpoint.kind in ROLLBACK_KINDS or checkpoint.kind in SAME_CONTENT:
-            for name in reversed(checkpoint.parents):
-                place = self._history.places.get(name)
-                if place is None or place >= index:
-                    continue
+            places = [self._history.places.get(name) for name in reversed(checkpoint.parents)]
+            known = [place for place in places if place is not None and place < index]
+            if index in self._history.adopted:
+                known.insert(0, self._history.adopted[index])
+            for place in known:
                 other = self._items[place]
                 if item is not None and other is not None and other.id == item.id:
                     return place
-        return index - 1 if index else None
+        return self._history.before(index)
 
     def _renamed(self, newer: int | None, index: int) -> str | None:
         """Return the old name of a file that does not exist in an older version."""
@@ -357,7 +357,7 @@ class _Origins:
             key, position = entries[place].key, positions[place]
             line = by_key[key]
             steps[place] = reader.step(
-                line[position - 1] if position else None,
+                line[position - 1] if position else self._history.fork_point(place),
                 line[position],
                 end=line[-1],
                 prompt=prompts[key][position],

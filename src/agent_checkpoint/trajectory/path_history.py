@@ -1,7 +1,8 @@
 """The history of one file in a directory where several sessions may have worked. Read-only.
 
-All checkpoints of a directory are in the order of their times, whatever key they belong to. Objects
-are read level by level and many at a time: a thousand checkpoints share most of them.
+All checkpoints of a directory are in the order of their times, whatever key they belong to. Those
+of a fork that was adopted come after them: they had another directory at that time. Objects are
+read level by level and many at a time: a thousand checkpoints share most of them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _BATCH, _MOST_AHEAD = 500, 8 << 20
 
 
 class PathHistory:
-    """The checkpoints of a directory, oldest first, and the versions of its files."""
+    """The checkpoints of a directory, oldest first, those of adopted forks, and the versions."""
 
     def __init__(self, store: Store, keys: Iterable[str], until: Checkpoint | None = None) -> None:
         """Read the entries of the keys.
@@ -61,10 +62,44 @@ class PathHistory:
         if until is not None:
             chosen = [item for item in chosen if item.ts_ns <= until.ts_ns]
         self.entries = sorted(chosen, key=lambda item: (item.ts_ns, item.seq))
+        self.last: int | None = len(self.entries) - 1 if self.entries else None
+        """The position of the newest entry of the directory itself."""
         self.places = {item.id: index for index, item in enumerate(self.entries)}
+        self.adopted: dict[int, int] = {}
+        """The position of the adopted checkpoint, by that of the entry that adopted it."""
+        self._before_fork: dict[int, int | None] = {}
+        """The position of the fork point, by that of the first entry of a fork."""
+        for index, item in enumerate(self.entries):  # grows: a fork may have adopted others
+            if item.kind == Kind.ADOPT and len(item.parents) > 1:
+                self._add_fork(index, item.parents[1])
         self._roots: list[str] | None = None
         self._contents: dict[str, bytes] = {}
         """Contents that were read ahead."""
+
+    def before(self, index: int) -> int | None:
+        """Return the position of the entry before an entry; None for the first one."""
+        return self._before_fork.get(index, index - 1 if index else None)
+
+    def fork_point(self, index: int) -> Checkpoint | None:
+        """Return the checkpoint before the first entry of a fork; None for the directory itself."""
+        is_fork = self.last is not None and index > self.last
+        place = self.before(index) if is_fork else None
+        return None if place is None else self.entries[place]
+
+    def _add_fork(self, index: int, name: str) -> None:
+        """Add the entries of a fork that an entry adopted, from the fork point on."""
+        parsed = parse_checkpoint_id(name)
+        last = None if parsed is None or name in self.places else read_at(self._store, parsed)
+        line = [] if last is None else line_of(self._store, last)
+        known = [self.places[item.id] for item in line if item.id in self.places]
+        new = [item for item in line if item.id not in self.places and _has_files(item)]
+        if new and new[-1] is line[-1]:
+            # Not a later one: a crafted store may have cycles.
+            point = max((place for place in known if place < index), default=None)
+            self._before_fork[len(self.entries)] = point
+            self.places.update({item.id: len(self.entries) + n for n, item in enumerate(new)})
+            self.entries += new
+            self.adopted[index] = len(self.entries) - 1
 
     def tree(self, index: int) -> Tree:
         """Return the files of an entry. Raises IntegrityError, StorageError."""

@@ -30,6 +30,7 @@ from agent_checkpoint.workspace.fork.drivers import (
 from agent_checkpoint.workspace.fork.isolated import private_forks_dir
 from agent_checkpoint.workspace.fork.namespace_view import view_command
 from agent_checkpoint.workspace.fork.overlay_mount import mount_overlay, wrap_errors
+from agent_checkpoint.workspace.fork.supervised_command import supervised
 from agent_checkpoint.workspace.fork.tree_copy import copy_tree
 from agent_checkpoint.workspace.fork.tree_update import TreeUpdate, set_times
 from agent_checkpoint.workspace.tree.compare import tree_changes
@@ -128,7 +129,7 @@ class ProbeBase:
         """
         if not can_view(self._beside):
             copy_tree(self.files, paths.files)
-            return command, paths.files
+            return supervised(command), paths.files
         is_usable = at is not None and at.is_dir() and at not in self.files.parents
         if at is None or not is_usable:
             at = paths.files

@@ -19,6 +19,7 @@ from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.trajectory.probe_directory import ProbeBase, environment
 from agent_checkpoint.workspace.fork.drivers import ForkPaths
+from agent_checkpoint.workspace.fork.supervised_command import supervised
 
 GOOD, BAD, SKIP = "good", "bad", "skip"
 _SKIP_STATUS, _CANNOT_RUN = 125, 126
@@ -139,7 +140,7 @@ class Prober:
     ) -> tuple[str, str]:
         branch = ProbeBranch(self._manager, checkpoint, path, environment(paths, path))
         if self._setup is not None:
-            command = ["/bin/sh", "-c", self._setup]
+            command = supervised(["/bin/sh", "-c", self._setup])
             status, output = self._status(command, path, paths, f"{checkpoint.id} (setup)")
             if status:
                 return SKIP, output

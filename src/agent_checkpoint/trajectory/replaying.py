@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.core.log import Log
-from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.errors import InvalidInputError, Suspended
 from agent_checkpoint.manager.checkpoint_parts import restore_parts
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.options import OnDivergence, check_option
@@ -28,6 +28,7 @@ from agent_checkpoint.session.session_record import SESSION_PART, read_session_r
 from agent_checkpoint.session.steps.line import line_of, original
 from agent_checkpoint.session.steps.step import StepReader
 from agent_checkpoint.session.subagent import state_of
+from agent_checkpoint.session.tools.call_arguments import describe_error
 from agent_checkpoint.session.tools.invoke import run_if_awaitable
 from agent_checkpoint.session.tools.recorded_calls import (
     Divergence,
@@ -84,18 +85,34 @@ class ReplayOutcome:
     """Differences of the state, such as of clocks and random numbers."""
     result: Any = None
     """What the loop returned; None if it was stopped."""
+    error: BaseException | None = None
+    """What the loop raised after the divergence."""
     not_recorded: str | None = None
     """Why the outcome was not recorded for the web UI; None if it was."""
     _paths: ForkPaths | None = None
     _manager: CheckpointManager | None = None
+    """The manager to close."""
+    _has_own_work: bool = False
+    """Whether calls were made for real: the key is kept."""
+    _is_closed: bool = False
 
     def __repr__(self) -> str:
         end = "no divergence" if self.divergence is None else str(self.divergence)
         return f"<ReplayOutcome {self.matched} of {self.recorded} calls matched: {end}>"
 
     def close(self) -> None:
-        """Close the session and remove its files. May be called twice. Raises WorkspaceError."""
+        """Close the session, and remove its files and its key; the key of a live one stays.
+
+        May be called twice.
+
+        Raises:
+            WorkspaceError: a file cannot be removed.
+            StorageError: the store failed.
+        """
         self.session.close()
+        if not (self._is_closed or self._has_own_work):
+            self.session.manager.delete(self.session.key)
+        self._is_closed = True
         if self._paths is not None:
             end_fork(self._paths)
         if self._manager is not None:
@@ -136,7 +153,8 @@ def replay(
     Raises:
         NotFoundError: there is no such key or checkpoint.
         InvalidInputError: the key is not a session.
-        CheckpointError: the fork cannot be created; or what `run` raises.
+        CheckpointError: the fork cannot be created.
+        Exception: what `run` raises before a divergence.
     """
     check_option("on_divergence", on_divergence, OnDivergence)
     if not callable(run):
@@ -245,12 +263,18 @@ class _Replay:
         try:
             with as_current(state.root.tools):
                 outcome.result = run_if_awaitable(run(outcome.session))
-        except ReplayStopped:
-            pass
+        except BaseException as error:
+            is_stop = _is_stop(error)
+            has_diverged = self._calls.is_stopped or outcome.divergence is not None
+            is_of_loop = isinstance(error, (Exception, Suspended))
+            if not (is_stop or (has_diverged and is_of_loop)):
+                raise
+            outcome.error = None if is_stop else error
         else:
             outcome.divergence = outcome.divergence or self._calls.at_end()
         finally:
-            state.replay = None
+            self._calls.end()
+            outcome._has_own_work = self._calls.is_live
             calls = [one for rows in self._calls.tools.values() for one in rows]
             outcome.recorded = sum(one.is_matched or not one.is_optional for one in calls)
 
@@ -333,7 +357,9 @@ class _Replay:
         return None
 
     def _trees(self, place: int) -> tuple[Tree | None, Tree | None]:
-        return tree_in(self._store, self._line[place - 1]), tree_in(self._store, self._line[place])
+        """Return the files after the calls before, and after these: others wrote files between."""
+        before = max((one for one in self._at if one < place), default=0)
+        return tree_in(self._store, self._line[before]), tree_in(self._store, self._line[place])
 
     def _compare(self) -> None:
         """Compare the state of the replay with the recorded checkpoint of the last calls."""
@@ -369,6 +395,12 @@ class _Replay:
         return None if same_json(*values) else first_difference(*values)
 
 
+def _is_stop(error: BaseException) -> bool:
+    """Return whether an error is the stop of a replay, or a group of tasks that it stopped."""
+    inner = getattr(error, "exceptions", ())
+    return isinstance(error, ReplayStopped) or (bool(inner) and all(map(_is_stop, inner)))
+
+
 def _record(outcome: ReplayOutcome, fork: str, end: str) -> dict[str, Any]:
     """Return what is recorded of an outcome."""
     found = outcome.divergence
@@ -387,6 +419,7 @@ def _record(outcome: ReplayOutcome, fork: str, end: str) -> dict[str, Any]:
             "checkpoint": found.checkpoint,
             "words": found.words[:2000],
         },
+        "error": None if outcome.error is None else describe_error(outcome.error)[:2000],
         "differences": [
             {"checkpoint": one.checkpoint, "part": one.part, "words": one.words[:500]}
             for one in outcome.differences[:50]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,14 +39,13 @@ def record_run(
     """Record a result; return why it could not be recorded, as in a read-only store, else None."""
     log = manager.records(key, _LOG)
     try:
-        rows = log.read()
-        if len(rows) >= MOST_RUNS:
-            log.clear()
-            for _, row in rows[1 - MOST_RUNS :]:
-                log.append(row)
         log.append({"kind": kind, "ts": time.time(), **values})
     except CheckpointError as error:
         return str(error)
+    with suppress(CheckpointError):  # it is recorded; the next one removes older ones
+        rows = log.read()
+        if len(rows) > MOST_RUNS:
+            log.clear(before=rows[-MOST_RUNS][0])
     return None
 
 

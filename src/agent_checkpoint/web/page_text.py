@@ -31,14 +31,18 @@ def shown(text: object) -> str:
     return escape_characters(mask(str(text)), "\n\t", _escape)
 
 
-def single_line(text: object, most: int = 200) -> str:
-    """Return a string on one line, escaped as by `shown`, truncated if long."""
+def prose(text: object, most: int = 200) -> str:
+    """Return words or code on one line, escaped as by `shown`, truncated if long."""
     whole = mask(str(text))
     cut = whole[: most - 1] + "…" if len(whole) > most else whole
-    line = escape_characters(cut, "\n\t", _escape)
-    if "\n" in line or "\t" in line:  # several lines: not a name
-        return line.replace("\n", " ").replace("\t", " ")
-    return _with_all_spaces(line)
+    return escape_characters(cut, "\n\t", _escape).replace("\n", " ").replace("\t", " ")
+
+
+def single_line(text: object, most: int = 200) -> str:
+    """Return a name as `prose` does, with spaces that a browser would collapse escaped."""
+    line = prose(text, most)
+    is_name = not {"\n", "\t"} & set(str(text)[:most])
+    return _with_all_spaces(line) if is_name else line
 
 
 def exact(text: object, most: int = MAX_NAME) -> Markup:

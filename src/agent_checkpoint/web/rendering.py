@@ -81,6 +81,7 @@ class Site:
             markdown=markdown,
             encoded=page_text.encode_field,
             line=page_text.single_line,
+            prose=page_text.prose,
             when=page_text.when,
             timestamp=page_text.timestamp,
             size=page_text.format_size,

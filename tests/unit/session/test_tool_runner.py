@@ -18,12 +18,14 @@ from agent_checkpoint import (
     Session,
     StateError,
     StorageError,
+    Workspace,
     tool,
 )
 from agent_checkpoint.session.call_counts import CallCounts
 from agent_checkpoint.session.effects.effects import Effects
 from agent_checkpoint.session.effects.idempotency import CallNumbers
 from agent_checkpoint.session.effects.outcomes import EffectOutcomes
+from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.session.tool_runner import ToolRunner
 from agent_checkpoint.store.ledger.ledger import Ledger
 from tests.agents import Agent, TorchLike
@@ -618,3 +620,154 @@ def test_the_child_of_a_fork_must_open_the_session_again(
                     act()
         assert mail.sent == []
         mail.send("bob")
+
+
+# -- files that changed outside of calls ---------------------------------------------------------
+
+
+def kinds(manager: CheckpointManager) -> list[str]:
+    return [row["kind"] for row in manager.history("work")][::-1]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_files_changed_outside_of_calls_have_a_checkpoint_before_the_next(
+    manager: CheckpointManager, tmp_path: Path, is_async: bool
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    agent = Agent()
+    with Session("work", agent=agent, workspace=place, store=manager):
+        agent.memory.append("not saved yet")
+        (place / "f").write_text("by a person")
+        if is_async:
+            asyncio.run(aecho())
+            asyncio.run(aecho())
+        else:
+            echo()
+            echo()
+        assert kinds(manager) == ["open", "outside", "save", "save"]
+    drift = manager.store.read("work", 2)
+    first = manager.store.read("work", 1)
+    assert drift is not None
+    assert first is not None
+    assert drift.parts["workspace"] != first.parts["workspace"]
+    assert drift.parts["agent"] == first.parts["agent"]
+
+
+def test_steps_back_do_not_count_files_changed_outside_of_calls(
+    manager: CheckpointManager, tmp_path: Path
+) -> None:
+    with Session("work", workspace=tmp_path, store=manager) as session:
+        for number in "123":
+            (tmp_path / "f").write_text(number)
+            echo(number)
+        session.rollback(steps=2)
+        assert (tmp_path / "f").read_text() == "1"
+        assert [row["result"] for row in session.calls] == ["1"]
+
+
+def test_unchanged_files_have_no_checkpoint_before_a_call(
+    manager: CheckpointManager, tmp_path: Path
+) -> None:
+    (tmp_path / "f").write_text("1")
+    with Session("work", workspace=tmp_path, store=manager):
+        echo()
+        (tmp_path / "f").write_text("1")  # the same content
+        echo()
+        assert kinds(manager) == ["open", "save", "save"]
+
+
+def test_changes_of_calls_that_are_not_saved_yet_are_not_outside(
+    manager: CheckpointManager, tmp_path: Path
+) -> None:
+    @tool
+    def write(name: str) -> None:
+        (tmp_path / name).write_text(name)
+
+    with Session("work", workspace=tmp_path, store=manager, every=2):
+        write("a")
+        write("b")
+        assert kinds(manager) == ["open", "save"]
+
+
+def test_changes_while_another_call_runs_are_not_outside(
+    manager: CheckpointManager, tmp_path: Path
+) -> None:
+    events: dict[str, asyncio.Event] = {}
+
+    @tool
+    async def write(name: str) -> None:
+        (tmp_path / name).write_text(name)
+        events[name].set()
+        await events["end"].wait()
+
+    async def both() -> None:
+        events.update({name: asyncio.Event() for name in ("a", "b", "end")})
+        calls = []
+        for name in ("a", "b"):
+            calls.append(asyncio.ensure_future(write(name)))
+            await events[name].wait()
+        events["end"].set()
+        await asyncio.gather(*calls)
+
+    with Session("work", workspace=tmp_path, store=manager):
+        asyncio.run(both())
+        assert "outside" not in kinds(manager)
+
+
+@pytest.mark.parametrize("every", ["task", "manual"])
+def test_a_session_that_saves_by_hand_has_no_checkpoint_before_a_call(
+    manager: CheckpointManager, tmp_path: Path, every: Any
+) -> None:
+    with Session("work", workspace=tmp_path, store=manager, every=every):
+        (tmp_path / "f").write_text("1")
+        echo()
+        assert kinds(manager) == ["open"]
+
+
+def test_files_that_cannot_be_saved_do_not_keep_a_call_from_mending_that(
+    manager: CheckpointManager, tmp_path: Path
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+
+    @tool
+    def remove() -> None:
+        (place / "large").unlink()
+
+    with Session("work", workspace=Workspace(place, store=manager, limit=1000), store=manager):
+        (place / "large").write_bytes(os.urandom(5000))
+        remove()
+        assert kinds(manager) == ["open", "save"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_call_begins_before_it_waits_for_the_files(
+    manager: CheckpointManager,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_async: bool,
+) -> None:
+    """Calls that were made at the same time overlap, which a replay must know."""
+    waited: list[float] = []
+
+    def save_outside_changes(state: SessionState, write: Any) -> None:
+        waited.append(time.time())
+
+    monkeypatch.setattr(SessionState, "save_outside_changes", save_outside_changes)
+    with Session("work", workspace=tmp_path, store=manager) as session:
+        if is_async:
+            asyncio.run(aecho())
+        else:
+            echo()
+        assert session.calls[0]["ts"] <= waited[0]
+
+
+@pytest.mark.parametrize(("on_drift", "kinds"), [("keep", ["outside"]), ("restore", [])])
+def test_changes_that_the_next_opening_undoes_are_not_saved(on_drift, kinds, tmp_path):
+    work = tmp_path / "work"
+    work.mkdir()
+    with Session("s", workspace=work, store=tmp_path / "store", on_drift=on_drift) as session:
+        (work / "of_a_person").write_text("x")
+        tool(lambda: None, name="nothing")()
+        assert [row["kind"] for row in session.history() if row["kind"] == "outside"] == kinds

@@ -1,19 +1,13 @@
-"""What the tests of trajectories share."""
+"""Trajectories begin in an empty directory, with a store on SQLite."""
 
 import pytest
 
-from agent_checkpoint import CheckpointManager
-from tests.unit.session.conftest import no_session_is_left  # noqa: F401
+
+@pytest.fixture
+def manager(sqlite_manager):
+    return sqlite_manager
 
 
 @pytest.fixture
-def manager(tmp_path):
-    with CheckpointManager(backend="sqlite", path=tmp_path / "store") as manager:
-        yield manager
-
-
-@pytest.fixture
-def place(tmp_path):
-    place = tmp_path / "work"
-    place.mkdir()
-    return place
+def place(empty_place):
+    return empty_place

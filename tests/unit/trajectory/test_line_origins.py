@@ -49,6 +49,15 @@ def test_lines_that_are_not_saved_yet(session, manager, place):
     assert origins(manager, place / "f") == ["@2", None, "@2"]
 
 
+def test_lines_of_a_person_between_two_calls_belong_to_no_call(session, manager, place):
+    write("f", "a\n")
+    (place / "f").write_text("a\nby a person\n")
+    write("f", "a\nby a person\nb\n")
+    found = blame(place / "f", store=manager)
+    assert [len(line.step.calls) for line in found] == [1, 0, 1]
+    assert found[1].step.kind == "outside"
+
+
 def test_lines_as_old_as_the_first_checkpoint(manager, place):
     (place / "f").write_text("old\n")
     with Session("s", workspace=place, store=manager):
@@ -188,6 +197,42 @@ def test_a_directory_without_checkpoints(manager, tmp_path):
         blame(tmp_path / "f", store=manager)
     with pytest.raises(NotFoundError, match="no key 'x'"):
         blame("f", store=manager, key="x")
+
+
+def test_adopted_lines_belong_to_the_steps_of_the_fork(session, manager, place):
+    write("f", "a\nb\n")
+    write("g", "before\n")
+    with session.fork("try") as branch:
+        write("f", "a\nB\n")
+        write("f", "a\nB\nc\n")
+        write("new", "made there\n")
+        with branch.fork("inner") as inner:
+            write("f", "a\nB\nc\nd\n")
+        branch.adopt(inner)
+    session.adopt(branch)
+    write("f", "a\nB\nc\nd\ne\n")
+    found = [
+        (line.step.key, line.step.calls[0].arguments["text"])
+        for line in blame(place / "f", store=manager)
+    ]
+    assert [key for key, _ in found] == ["s", "try", "try", "inner", "s"]
+    assert [len(text.split()) for _, text in found] == [2, 2, 3, 4, 5]
+    (line,) = blame(place / "new", store=manager)
+    assert (line.step.key, line.step.calls[0].tool) == ("try", "write")
+    assert [line.step.key for line in blame(place / "g", store=manager)] == ["s"]
+
+
+def test_merged_files_of_a_fork_have_its_authors(session, manager, place):
+    write("f", "a\n")
+    write("g", "a\n")
+    with session.fork("try") as branch:
+        write("f", "a\nin the fork\n")
+    write("g", "a\nmeanwhile\n")
+    session.adopt(branch, merge="files")
+    keys = {
+        name: [line.step.key for line in blame(place / name, store=manager)] for name in ("f", "g")
+    }
+    assert keys == {"f": ["s", "try"], "g": ["s", "s"]}
 
 
 def test_an_empty_file_has_no_lines(session, manager, place):

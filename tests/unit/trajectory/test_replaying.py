@@ -4,6 +4,7 @@ import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from threading import Event, Thread
 from types import SimpleNamespace
 
 import pytest
@@ -13,11 +14,13 @@ from agent_checkpoint import (
     InvalidInputError,
     NotFoundError,
     Session,
+    Suspended,
     current_workspace,
     replay,
     tool,
 )
 from agent_checkpoint.backends.default_paths import data_home
+from agent_checkpoint.trajectory.run_log import recorded_runs
 from tests.unit.trajectory.trajectories import Coding, shell, write
 
 DONE = []
@@ -33,6 +36,11 @@ def mail_once(to: str) -> str:
 def look(name: str) -> str:
     DONE.append(name)
     return (current_workspace().path / name).read_text()
+
+
+@tool(approve=True)
+def asked() -> None:
+    DONE.append("asked")
 
 
 @tool
@@ -114,8 +122,8 @@ def test_effects_happen_nowhere_and_write_no_ledger(recorded, manager):
     streams = {name: len(manager.store.backend.read(name)) for name in streams_of(manager)}
     with replay("s", loop, store=manager) as outcome:
         assert [effect.session for effect in outcome.session.effects] == []
+        after = {name: len(manager.store.backend.read(name)) for name in streams_of(manager)}
     assert DONE == []
-    after = {name: len(manager.store.backend.read(name)) for name in streams_of(manager)}
     assert {name: after[name] - number for name, number in streams.items()} == dict.fromkeys(
         streams, 1
     )  # the epoch of the fork
@@ -142,6 +150,17 @@ def test_a_changed_line_is_found_at_the_right_call(recorded, manager):
         assert str(found).startswith("The record has write(")
         assert outcome.result is None
         assert not (outcome.session.workspace.path / "d").exists()
+
+
+def test_a_replay_leaves_no_key_unless_it_made_calls(recorded, manager):
+    before = manager.list_keys()
+    with replay("s", loop, store=manager) as outcome:
+        assert outcome.session.key in manager.list_keys()
+    outcome.close()
+    assert manager.list_keys() == before
+    live = replay("s", lambda session: write("g", "x"), store=manager, on_divergence="live")
+    live.close()
+    assert manager.list_keys() == sorted([*before, live.session.key])
 
 
 def test_no_handler_of_the_loop_catches_the_stop(recorded, manager):
@@ -218,9 +237,75 @@ def test_live_refuses_irreversible_effects(recorded, manager):
     def changed(session):
         mail_once("bob")
 
-    with pytest.raises(Exception, match="irreversible"):
-        replay("s", changed, store=manager, on_divergence="live")
+    with replay("s", changed, store=manager, on_divergence="live") as outcome:
+        assert (outcome.divergence.kind, outcome.matched, outcome.result) == ("call", 0, None)
+        assert "irreversible" in str(outcome.error)
+        (run,) = recorded_runs(manager, "s")
+        assert "irreversible" in run.values["error"]
     assert DONE == []
+
+
+def test_live_has_an_outcome_if_a_call_waits_for_an_approval(recorded, manager):
+    with replay("s", lambda session: asked(), store=manager, on_divergence="live") as outcome:
+        assert isinstance(outcome.error, Suspended)
+        outcome.session.approvals.approve(outcome.error.approval_id)
+        (row,) = outcome.session.carry_out()
+        assert "The replay has ended" in row["error"]
+    assert DONE == []
+
+
+@pytest.mark.parametrize("on_divergence", ["stop", "live"])
+def test_no_call_is_made_after_the_end(recorded, manager, on_divergence):
+    """A thread that outlives the loop makes calls later."""
+    ended, refused = Event(), []
+
+    def late(session):
+        ended.wait(60)
+        for call in (
+            lambda: look("f"),
+            lambda: session.model(lambda **request: DONE.append("model"), model="m", messages=[]),
+        ):
+            try:
+                call()
+            except InvalidInputError as error:
+                refused.append(str(error))
+
+    threads = []
+
+    def run(session):
+        threads.append(Thread(target=copy_context().run, args=(late, session)))
+        threads[0].start()
+        write("f", "other\n")
+
+    with replay("s", run, store=manager, on_divergence=on_divergence) as outcome:
+        assert outcome.divergence.kind == "call"
+        ended.set()
+        threads[0].join()
+    assert DONE == []
+    assert ["The replay has ended" in words for words in refused] == [True, True]
+
+
+@pytest.mark.skipif(not hasattr(asyncio, "TaskGroup"), reason="TaskGroup is new in Python 3.11")
+def test_a_group_of_tasks_is_stopped(manager, place):
+    @tool
+    async def awaited(name: str) -> str:
+        await asyncio.sleep(0)
+        return name
+
+    def in_group(*names):
+        async def run(session):
+            async with asyncio.TaskGroup() as group:
+                for name in names:
+                    group.create_task(awaited(name))
+
+        return run
+
+    with Session("s", workspace=place, store=manager) as session:
+        asyncio.run(in_group("a", "b")(session))
+    with replay("s", in_group("b", "a"), store=manager) as outcome:
+        assert (outcome.divergence, outcome.error) == (None, None)
+    with replay("s", in_group("a", "c"), store=manager) as outcome:
+        assert (outcome.divergence.kind, outcome.matched, outcome.error) == ("call", 1, None)
 
 
 def test_until_a_checkpoint(recorded, manager):
@@ -254,6 +339,22 @@ def test_files_that_the_loop_writes_itself(manager, place):
         by_itself(session)
     with replay("s", by_itself, store=manager) as outcome:
         assert (outcome.divergence, outcome.matched) == (None, 1)
+
+
+def test_files_of_a_person_between_calls_are_there_again(manager, place):
+    def by_loop(session):
+        write("f", "1\n")
+        write("g", "2\n")
+        return look("by-a-person")
+
+    with Session("s", workspace=place, store=manager):
+        write("f", "1\n")
+        (place / "by-a-person").write_text("x\n")
+        write("g", "2\n")
+        look("by-a-person")
+    with replay("s", by_loop, store=manager) as outcome:
+        assert (outcome.divergence, outcome.matched, outcome.differences) == (None, 3, [])
+        assert (outcome.session.workspace.path / "by-a-person").read_text() == "x\n"
 
 
 def test_a_recorded_error_is_raised_again(manager, place):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 from agent_checkpoint.agents.directory_keys import (
+    claimed_directory,
+    directory_key,
     directory_of_files,
     is_directory_key,
     session_directory,
@@ -29,13 +32,13 @@ from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.session.revert.revert import (
     RevertReport,
     StepPair,
+    can_be_marked,
     own_pairs,
     step_pairs,
 )
 from agent_checkpoint.session.session import Session
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.lookup import find
-from agent_checkpoint.workspace.directory_key import own_key
 from agent_checkpoint.workspace.restore.plan import PlanChangedError
 
 EXAMPLES = """
@@ -58,6 +61,9 @@ def arguments(parser: Parser) -> None:
         default="refuse",
         help="where later work overlaps the step: refuse (default), or write conflict markers",
     )
+    parser.add(
+        "--workspace", "DIR", "the directory, if the key does not name one, as with LangGraph"
+    )
     parser.no_mask()
     parser.previewed("show what would change, change nothing")
 
@@ -71,19 +77,21 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         head = manager.store.head(key)
         if head is None or not pairs:
             raise NotFoundError(f"{short_repr(key)} has no steps of its own to revert.")
-        directory = _directory(manager, head, location)
+        directory = _directory(manager, head, location, args.workspace)
         is_session = SESSION_PART in head.parts
         own = is_directory_key(manager.store, head, directory)
         paths = RelativePaths(directory, location.directory)
-        tracked_key = key if own else own_key(manager.store, directory)
+        tracked_key = key if own else directory_key(manager.store, directory)
         with open_tracked(directory, manager.store, tracked_key) as tracked:
             tracked.saved_in = (key,)
             done: RevertReport | None = None
             while done is None:
                 preview = preview_revert(tracked, pairs, args.conflicts)
                 data = masked(args, _data(key, preview))
-                show_it = partial(_show, report=preview, shown=data, paths=paths)
-                is_refused = bool(preview.conflicts) and args.conflicts == "refuse"
+                is_refused = bool(preview.conflicts) and not can_be_marked(preview, args.conflicts)
+                show_it = partial(
+                    _show, report=preview, shown=data, paths=paths, is_refused=is_refused
+                )
                 if args.dry_run or is_refused or not preview.files:
                     status = REFUSED if is_refused and not args.dry_run else 0
                     return CommandResult(data, show_it, status)
@@ -129,14 +137,19 @@ def _steps(
     return key, step_pairs(manager.store, key, args.step)
 
 
-def _directory(manager: CheckpointManager, head: Checkpoint, location: StoreLocation) -> Path:
-    found = session_directory(manager.store, head)
+def _directory(
+    manager: CheckpointManager, head: Checkpoint, location: StoreLocation, given: str | None
+) -> Path:
+    here = location.directory
+    found = session_directory(manager.store, head, (here, *here.parents))
     directory = Path(found) if found else None
     directory = directory or directory_of_files(manager.store, head, location.directory)
+    if directory is None and given is not None and claimed_directory(manager.store, head) is None:
+        directory = Path(os.path.realpath(here / given))
     if directory is None or not directory.is_dir():
         raise InvalidInputError(
             f"{one_line(location.directory)} is not the directory of {short_repr(head.key)}. "
-            "Change to its directory."
+            "Change to its directory, or pass it as --workspace if the key names none."
         )
     return directory
 
@@ -171,12 +184,7 @@ def _data(key: str, report: RevertReport) -> dict[str, Any]:
                 "step": conflict.step,
                 "why": conflict.why,
                 "hunks": [
-                    {
-                        "line": hunk.line,
-                        "now": _texts(hunk.ours),
-                        "after": _texts(hunk.base),
-                        "before": _texts(hunk.theirs),
-                    }
+                    {"line": hunk.line, **dict(zip(("now", "after", "before"), hunk.texts))}
                     for hunk in conflict.hunks
                 ],
             }
@@ -188,17 +196,21 @@ def _data(key: str, report: RevertReport) -> dict[str, Any]:
     }
 
 
-def _texts(lines: list[bytes]) -> list[str]:
-    return [line.decode(errors="replace") for line in lines]
-
-
-def _show(out: Output, report: RevertReport, shown: dict[str, Any], paths: RelativePaths) -> None:
+def _show(
+    out: Output,
+    report: RevertReport,
+    shown: dict[str, Any],
+    paths: RelativePaths,
+    *,
+    is_refused: bool = False,
+) -> None:
     words = "Would revert" if report.id is None else "Reverted"
     rows = [f"{words} {step['at']}: {one_line(step['words'], 150)}" for step in shown["steps"]]
     out.some(rows, out.limit(_SHOWN), "and {:,} more steps", style="bold")
     for conflict in shown["conflicts"]:
         path = one_line(paths.display(conflict["path"]))
-        out.line(f"  conflict in {path}: {conflict['why']}", style="red")
+        left = "" if is_refused or conflict["hunks"] else "; left as it is"
+        out.line(f"  conflict in {path}: {conflict['why']}{left}", style="red")
         for hunk in conflict["hunks"]:
             out.line(f"    line {hunk['line']}", style="cyan")
             for sign, name in (("now ", "now"), ("step", "after"), ("was ", "before")):
@@ -208,9 +220,13 @@ def _show(out: Output, report: RevertReport, shown: dict[str, Any], paths: Relat
         out.line(f"  keep {one_line(paths.display(path))}: {one_line(why, 200)}", style="yellow")
     for old, new in shown["renamed"].items():
         out.line(f"  {one_line(old)} is {one_line(new)} now")
-    if shown["conflicts"] and report.id is None:
+    if is_refused:
         number = format_count(len(shown["conflicts"]), "conflict")
-        out.line(f"Nothing was changed: {number}. --conflicts markers writes them to the files.")
+        if all(conflict["hunks"] for conflict in shown["conflicts"]):
+            way = "--conflicts markers writes them to the files."
+        else:
+            way = "Conflict markers cannot show files that conflict as a whole."
+        out.line(f"Nothing was changed: {number}. {way}")
     elif report.files is not None:
         if not report.files and not report.files.leave:
             out.line("  files: no changes")

@@ -12,9 +12,9 @@ from agent_checkpoint.errors import NotFoundError
 from agent_checkpoint.formatting import shell_quote
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint, Kind, parse_checkpoint_id, short_repr
-from agent_checkpoint.session.revert.revert import REVERTED
 from agent_checkpoint.session.rollback.rollback_target import LastOperation, last_operation
 from agent_checkpoint.session.session_record import SESSION_PART
+from agent_checkpoint.session.steps.line import REVERTED
 
 EXAMPLES = """
 agent-checkpoint undo                 take back the last operation of this directory

@@ -19,15 +19,20 @@ from agent_checkpoint.errors import InvalidInputError, RevertConflictError
 from agent_checkpoint.formatting import format_count
 from agent_checkpoint.options import Conflicts
 from agent_checkpoint.records import Checkpoint, Draft, Kind, short_repr
-from agent_checkpoint.session.revert.step_removal import RevertConflict, StepRemoval
+from agent_checkpoint.session.revert.step_removal import (
+    LaterFiles,
+    RevertConflict,
+    StepRemoval,
+)
 from agent_checkpoint.session.rollback.rollback import Rollback
 from agent_checkpoint.session.rollback.rollback_report import RollbackReport
 from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
 from agent_checkpoint.session.session_state import SessionState
-from agent_checkpoint.session.steps.line import line_of, original
+from agent_checkpoint.session.steps.line import REVERTED, is_revert, line_of, original
 from agent_checkpoint.session.steps.ownership import (
     OtherCall,
     call_span,
+    former_directories,
     other_calls,
     why_not_own,
 )
@@ -49,9 +54,9 @@ from agent_checkpoint.workspace.workspace import Workspace
 if TYPE_CHECKING:
     from agent_checkpoint.workspace.restore.plan import Plan
 
-REVERTED = "reverted "
-"""The label prefix of the checkpoint of a revert."""
 _MAX_NAMED = 20
+_MAX_PARENTS = 200
+"""Of more steps, the oldest are not recorded: a second revert of one of them finds no change."""
 
 
 @dataclass(repr=False)
@@ -143,10 +148,14 @@ def step_pairs(store: Store, key: str, wanted: str | Sequence[str]) -> list[Step
 def _revert_of(step: Checkpoint, later: Sequence[Checkpoint]) -> Checkpoint | None:
     """Return the revert that took a step out, unless it was reverted itself."""
     for item in later:
-        is_revert = item.kind == Kind.RESTORE and (item.label or "").startswith(REVERTED)
-        if is_revert and step.id in item.parents[1:] and _revert_of(item, later) is None:
+        if is_revert(item) and step.id in item.parents[1:] and _revert_of(item, later) is None:
             return item
     return None
+
+
+def parents_of_revert(safety: str, pairs: Sequence[StepPair]) -> tuple[str, ...]:
+    """Return the parents of a revert: its safety checkpoint and the steps, the last one last."""
+    return (safety, *(pair.after.id for pair in pairs[-_MAX_PARENTS:]))
 
 
 def own_pairs(store: Store, key: str) -> list[StepPair]:
@@ -218,12 +227,19 @@ def merge_without(
     others: list[OtherCall] = []
     if directory is not None:
         keys, until = {pair.after.key for pair in pairs}, pairs[-1].after.ts_ns
-        others = other_calls(store, directory, keys, pairs[0].before.ts_ns, until)
+        directories = {directory, *former_directories(store, (pair.after for pair in pairs))}
+        others = other_calls(store, directories, keys, pairs[0].before.ts_ns, until)
+    removed: dict[str, dict[str, str]] = {}
     for group in reversed(list(_neighbours(pairs))):
         first, last = group[0].before, group[-1].after
         kept = _ambiguous(store, group, others)
         report.ambiguous.update(kept)
-        later = [tree for item in group[-1].later if (tree := tree_in(store, item)) is not None]
+        later = [
+            LaterFiles(tree, removed.get(item.id))
+            for item in group[-1].later
+            if (tree := tree_in(store, item)) is not None
+        ]
+        removed.update({pair.after.id: kept for pair in group})
         removal.remove(last.id, files_of(store, first), files_of(store, last), later, kept)
     report.conflicts, report.renamed = removal.result.conflicts, removal.result.renamed
     changes = removal.changes()
@@ -301,16 +317,30 @@ def present_tree(workspace: Workspace, store: Store) -> Tree:
 
 
 def refuse_conflicts(report: RevertReport, conflicts: Conflicts) -> None:
-    """Raise RevertConflictError if there are conflicts that nobody asked to mark."""
-    if not report.conflicts or conflicts == "markers":
+    """Raise RevertConflictError if there are conflicts that nobody asked to mark.
+
+    Also if nothing else would change, and no conflict can be marked.
+    """
+    if not report.conflicts or can_be_marked(report, conflicts):
         return
     paths = [short_repr(item.path, 120) for item in report.conflicts[:_MAX_NAMED]]
     raise RevertConflictError(
         f"Nothing was reverted: later work overlaps {report.words} in "
-        f"{format_count(len(report.conflicts), 'path')} ({', '.join(paths)}). Revert later steps "
-        'first, or pass conflicts="markers" to write conflict markers.',
+        f"{format_count(len(report.conflicts), 'path')} ({', '.join(paths)}). {_way_out(report)}",
         report,
     )
+
+
+def can_be_marked(report: RevertReport, conflicts: Conflicts) -> bool:
+    """Return whether a revert with conflicts may go on: it writes markers, or other files."""
+    is_changed = report.trees is not None and report.trees[0].id != report.trees[1].id
+    return conflicts == "markers" and is_changed
+
+
+def _way_out(report: RevertReport) -> str:
+    if all(conflict.hunks for conflict in report.conflicts):
+        return 'Revert later steps first, or pass conflicts="markers" to write conflict markers.'
+    return "Revert later steps first. Conflict markers cannot show files that conflict as a whole."
 
 
 class Revert(Rollback):
@@ -366,9 +396,6 @@ class Revert(Rollback):
         self.run("warn")
         report = self.reverted
         report.id, report.safety_id = self.report.id, self.report.safety_id
-        self._state.add_notice(
-            f"The file changes of {report.words} were reverted: {_words(report)}."
-        )
         return report
 
     def _apply(self, safety: Checkpoint) -> None:
@@ -377,7 +404,7 @@ class Revert(Rollback):
         tree, paths = self._merged(current)
         refuse_conflicts(self.reverted, self._conflicts)
         record = replace(state.record, drift=[])
-        parents = (safety.id, self._pairs[-1].after.id)
+        parents = parents_of_revert(safety.id, self._pairs)
 
         def append(_: Plan | None) -> Checkpoint:
             """Append the session's parts, with the merged files."""

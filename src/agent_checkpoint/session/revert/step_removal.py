@@ -8,10 +8,11 @@ is followed, if its content did not change in that step.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from agent_checkpoint.errors import NotFoundError
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.session.revert.text_merge import (
     Hunk,
     carry_forward,
@@ -48,14 +49,23 @@ class RevertConflict:
         lines = [f"{self.path}: {self.why}"]
         for hunk in self.hunks:
             lines.append(f"  line {hunk.line}:")
-            for sign, name, side in (
-                ("=", "now", hunk.ours),
-                ("-", "the step wrote", hunk.base),
-                ("+", "before it", hunk.theirs),
-            ):
+            names = (("=", "now"), ("-", "the step wrote"), ("+", "before it"))
+            for (sign, name), side in zip(names, hunk.texts):
                 lines.append(f"    {sign} {name}")
-                lines += [f"    {sign} | {line.decode(errors='replace')}" for line in side]
+                lines += [f"    {sign} | {line}" for line in side]
         return "\n".join(lines)
+
+
+class LaterFiles(NamedTuple):
+    """The files of a checkpoint after a step."""
+
+    tree: Tree
+    kept: Collection[str] | None = None
+    """If the checkpoint ends a step that is taken out as well: the paths whose changes are kept."""
+
+    def is_removed(self, path: bytes) -> bool:
+        """Return whether the change of a path to these files is taken out."""
+        return self.kept is not None and os.fsdecode(path) not in self.kept
 
 
 @dataclass
@@ -91,7 +101,7 @@ class StepRemoval:
         name: str,
         before: Tree,
         after: Tree,
-        later: Sequence[Tree] = (),
+        later: Sequence[LaterFiles] = (),
         kept: Collection[str] = (),
     ) -> None:
         """Take out one step.
@@ -100,7 +110,7 @@ class StepRemoval:
             name: the id of the checkpoint that ends the step.
             before: the files before the step.
             after: the files after it.
-            later: the files of later checkpoints, oldest first, to follow renames.
+            later: the files of later checkpoints, oldest first.
             kept: paths whose changes are kept.
 
         Raises:
@@ -192,14 +202,14 @@ class _OneStep:
         name: str,
         before: Tree,
         after: Tree,
-        later: Sequence[Tree],
+        later: Sequence[LaterFiles],
         kept: Collection[str],
     ) -> None:
         self._removal = removal
         self._name = name
         self._before = before
         self._after = after
-        self._later = later
+        self._later = [*later, LaterFiles(removal.tree)]
         self._kept = kept
         self._edited = set(removal.result.edits)
         """The paths out of which other steps were taken before."""
@@ -241,7 +251,7 @@ class _OneStep:
                 path, now = target, self._removal.now(target)
         if _is_equal(now, old):
             return
-        if not _is_equal(now, new):
+        if not _is_equal(now, new) or not self._is_untouched(path, origin):
             self._merge(path, origin, old, new, now)
         elif self._has_parent(path, old):
             self._removal.set(path, old)
@@ -293,9 +303,11 @@ class _OneStep:
         if mode is None:
             self._conflict(path, "its mode was changed by the step and since")
             return
-        if now.id == new.id or old.id == new.id or now.id == old.id:
-            chosen = old if now.id == new.id else now
-            self._removal.set(path, chosen._replace(mode=mode))
+        if old.id == new.id or now.id == old.id:
+            self._removal.set(path, now._replace(mode=mode))
+            return
+        if now.id == new.id and self._is_untouched(path, origin):
+            self._removal.set(path, old._replace(mode=mode))
             return
         removal = self._removal
         texts = [
@@ -307,47 +319,59 @@ class _OneStep:
             self._conflict(path, "it is binary or large, and was changed by the step and since")
             return
         base, ours, theirs = (split_lines(text) for text in texts if text is not None)
-        versions = self._versions(origin, path, base, ours)
-        lines = None if versions is None else carry_forward(edits(base, theirs), versions)
-        if lines is not None:
-            removal.set_text(path, b"\n".join(lines), mode)
+        versions, removed = self._versions(origin, path, base)
+        lines = carry_forward(edits(base, theirs), versions, removed) if versions else None
+        if lines is not None and not self._has_conflict(path):
+            removal.set_text(path, b"".join(lines), mode)
             return
         merged = merge_lines(base, ours, theirs)
-        # Where other steps are taken out as well, the versions between still have those.
-        if merged.conflicts or path not in self._edited:
-            why = "later work overlaps the change of the step"
-            self._conflict(path, why, tuple(merged.conflicts))
-            if not removal.with_markers:
-                return
-        at = f"@{self._name.rpartition('-')[2]}"
-        names = ("now", f"after {at}", f"before {at}")
-        removal.set_text(path, merged.text(names), mode)
+        if not merged.conflicts:  # later work overlapped, and was taken back
+            merged = merge_lines(base, ours, theirs, decides=False)
+        is_first = not self._has_conflict(path)
+        self._conflict(path, "later work overlaps the change of the step", tuple(merged.conflicts))
+        if removal.with_markers and is_first:
+            at = f"@{self._name.rpartition('-')[2]}"
+            names = ("now", f"after {at}", f"before {at}")
+            removal.set_text(path, merged.text(names), mode)
+
+    def _has_conflict(self, path: bytes) -> bool:
+        """Return whether a later step that is taken out conflicts there."""
+        return any(one.path == os.fsdecode(path) for one in self._removal.result.conflicts)
+
+    def _is_untouched(self, path: bytes, origin: bytes) -> bool:
+        """Return whether a file that is as the step wrote it was not changed meanwhile.
+
+        Asked only where other steps were taken out: those may have made it so.
+        """
+        if path not in self._edited:
+            return True
+        before = _entry(self._after, origin)
+        for at, item, files in self._since(origin):
+            if not _is_equal(before, item) and not files.is_removed(at):
+                return False
+            before = item
+        return True
 
     def _versions(
-        self, path: bytes, end: bytes, first: list[bytes], last: list[bytes]
-    ) -> list[list[bytes]] | None:
+        self, path: bytes, end: bytes, first: list[bytes]
+    ) -> tuple[list[list[bytes]], set[int]]:
         """Return the versions of a file since the step, of which the last is at the path `end`.
 
-        None if one of them is not a text, or if the file at that path is another one.
+        Also the positions of those that steps made that are taken out as well. No versions if one
+        of them is not a text, or if the file at that path is another one.
         """
-        versions, known = [first], ""
-        tree = self._after
-        for following in [*self._later, self._removal.tree]:
-            if following.id == tree.id:
-                continue
-            item = _entry(following, path)
-            if item is None:
-                path = exact_renames(tree_changes(tree, following)).get(path, path)
-                item = _entry(following, path)
+        versions, removed, known = [first], set[int](), ""
+        for at, item, files in self._since(path):
             text = None
             if item is not None and item.type == FILE:
-                text = self._removal.content(following, item)
+                text = self._removal.content(files.tree, item)
             if item is None or text is None:
-                return None
+                return [], set()
             if item.id != known:
                 versions.append(split_lines(text))
-            known, tree = item.id, following
-        return [*versions, last] if path == end else None
+                removed.update([len(versions) - 1] if files.is_removed(at) else [])
+            known, path = item.id, at
+        return (versions, removed) if path == end else ([], set())
 
     # -- directories -----------------------------------------------------------------------------
 
@@ -395,15 +419,26 @@ class _OneStep:
 
     def _follow(self, path: bytes) -> bytes | None:
         """Return the present path of a file that later steps renamed."""
-        start, tree = path, self._after
-        for following in [*self._later, self._removal.tree]:
-            if following.id != tree.id:
-                path = exact_renames(tree_changes(tree, following)).get(path, path)
-            tree = following
+        start = path
+        for at, _, _ in self._since(start):
+            path = at
         if path == start or self._removal.now(path) is None:
             return None
         self._removal.result.renamed[os.fsdecode(start)] = os.fsdecode(path)
         return path
+
+    def _since(self, path: bytes) -> Iterator[tuple[bytes, Item | None, LaterFiles]]:
+        """Iterate over the path and the entry of a file in later files, through renames."""
+        tree = self._after
+        for files in self._later:
+            if files.tree.id == tree.id:
+                continue
+            item = _entry(files.tree, path)
+            if item is None:
+                path = exact_renames(tree_changes(tree, files.tree)).get(path, path)
+                item = _entry(files.tree, path)
+            yield path, item, files
+            tree = files.tree
 
     def _conflict(self, path: bytes, why: str, hunks: tuple[Hunk, ...] = ()) -> None:
         found = RevertConflict(os.fsdecode(path), self._name, why, hunks)

@@ -1,13 +1,14 @@
 r"""Three-way merge of texts, line by line. Defines overlapping changes; never decides between them.
 
-A text is split at line feeds only: `a\nb` has the lines `a` and `b`, and `a\nb\n` a third, empty
-one. So carriage returns belong to their lines, and a missing final newline is a line like others.
-Changes that touch each other, such as those of two neighbouring lines, do not overlap.
+A text is split after line feeds only, which belong to their lines. So carriage returns do, too, and
+a last line without a newline is another one than the same line with it: if other lines would follow
+it, the changes conflict. Changes that touch each other, such as those of two neighbouring lines, do
+not overlap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.named_tuple import NamedTuple
@@ -38,6 +39,20 @@ class Hunk(NamedTuple):
     base: list[bytes]
     theirs: list[bytes]
 
+    @property
+    def texts(self) -> tuple[list[str], list[str], list[str]]:
+        """The lines of the three sides as text, to be shown."""
+        return _shown(self.ours), _shown(self.base), _shown(self.theirs)
+
+
+def _shown(lines: Lines) -> list[str]:
+    texts = [line.rstrip(b"\n").decode(errors="replace") for line in lines]
+    return [*texts, "\\ No newline at the end"] if lines and not _ends(lines[-1]) else texts
+
+
+def _ends(line: bytes) -> bool:
+    return line.endswith(b"\n")
+
 
 class TextMerge(NamedTuple):
     """The result of a merge: pieces of lines, or places that conflict."""
@@ -57,14 +72,22 @@ class TextMerge(NamedTuple):
                 lines += piece
             elif names is not None:
                 ours, base, theirs = (name.encode() for name in names)
-                lines += [b"<<<<<<< " + ours, *piece.ours, b"||||||| " + base, *piece.base]
-                lines += [b"=======", *piece.theirs, b">>>>>>> " + theirs]
-        return b"\n".join(lines)
+                marked = [b"<<<<<<< " + ours, *piece.ours, b"||||||| " + base, *piece.base]
+                marked += [b"=======", *piece.theirs, b">>>>>>> " + theirs]
+                lines += [line if _ends(line) else line + b"\n" for line in marked]
+        return b"".join(lines)
 
 
 def split_lines(text: bytes) -> list[bytes]:
-    """Return the lines of a text, without line feeds."""
-    return text.split(b"\n")
+    """Return the lines of a text, with their line feeds."""
+    lines = [line + b"\n" for line in text.split(b"\n")]
+    last = lines.pop()[:-1]
+    return [*lines, last] if last else lines
+
+
+def is_whole(lines: Lines) -> bool:
+    """Return whether lines make a text: only the last one may lack a line feed."""
+    return all(map(_ends, lines[:-1]))
 
 
 def edits(before: Lines, after: Lines) -> list[Edit]:
@@ -97,7 +120,9 @@ def _common(one: Lines, other: Lines) -> int:
     return low
 
 
-def carry_forward(changes: Sequence[Edit], versions: Sequence[Lines]) -> list[bytes] | None:
+def carry_forward(
+    changes: Sequence[Edit], versions: Sequence[Lines], removed: Collection[int] = ()
+) -> list[bytes] | None:
     """Apply changes of a text to a later version of it, followed through the versions between.
 
     One version at a time, so that neighbouring changes of several later steps stay apart.
@@ -105,16 +130,42 @@ def carry_forward(changes: Sequence[Edit], versions: Sequence[Lines]) -> list[by
     Args:
         changes: the changes of the first version.
         versions: the versions, oldest first.
+        removed: the positions of the versions whose changes are taken out as well.
 
-    Returns the last version with the changes; None if one of the later versions overlaps them.
+    Returns the last version with the changes; None if one of the later versions overlaps them, or
+    if the result is no text.
     """
     left = list(changes)
-    for before, after in zip(versions, versions[1:]):
+    for number, (before, after) in enumerate(zip(versions, versions[1:]), 1):
         later = edits(before, after)
-        if any(one.overlaps(other) for one in left for other in later):
+        is_apart = not _overlap(left, later)
+        moved = [_shifted(one, later) for one in left]
+        if number in removed:
+            undone = _inverse(later, before)
+            if is_apart and not _overlap(moved, undone):
+                left = sorted([*moved, *undone], key=lambda edit: (edit.start, edit.end))
+            else:
+                left = edits(after, _changed(before, 0, len(before), left))
+        elif is_apart:
+            left = moved
+        else:
             return None
-        left = [_shifted(one, later) for one in left]
-    return _changed(versions[-1], 0, len(versions[-1]), left)
+    lines = _changed(versions[-1], 0, len(versions[-1]), left)
+    return lines if is_whole(lines) else None
+
+
+def _overlap(some: Sequence[Edit], others: Sequence[Edit]) -> bool:
+    return any(one.overlaps(other) for one in some for other in others)
+
+
+def _inverse(changes: Sequence[Edit], before: Lines) -> list[Edit]:
+    """Return the changes back, in the lines of the version to which changes were made."""
+    found, shift = [], 0
+    for edit in changes:
+        start = edit.start + shift
+        found.append(Edit(start, start + len(edit.new), before[edit.start : edit.end]))
+        shift += len(edit.new) - (edit.end - edit.start)
+    return found
 
 
 def _shifted(edit: Edit, later: Sequence[Edit]) -> Edit:
@@ -125,8 +176,11 @@ def _shifted(edit: Edit, later: Sequence[Edit]) -> Edit:
     return edit._replace(start=edit.start + by, end=edit.end + by)
 
 
-def merge_lines(base: Lines, ours: Lines, theirs: Lines) -> TextMerge:
-    """Merge the changes of two sides to the same base."""
+def merge_lines(base: Lines, ours: Lines, theirs: Lines, *, decides: bool = True) -> TextMerge:
+    """Merge the changes of two sides to the same base.
+
+    Without `decides`, every change of `theirs` is a place that conflicts.
+    """
     marked = [(edit, 0) for edit in edits(base, ours)] + [(edit, 1) for edit in edits(base, theirs)]
     marked.sort(key=lambda pair: (pair[0].start, pair[0].end))
     groups: list[list[tuple[Edit, int]]] = []
@@ -147,10 +201,10 @@ def merge_lines(base: Lines, ours: Lines, theirs: Lines) -> TextMerge:
             for side in (0, 1)
         )
         sides = {side for _, side in group}
-        if len(sides) == 1:
-            pieces.append(now if sides == {0} else old)
-        elif now == old:
+        if sides == {0} or now == old:
             pieces.append(now)
+        elif sides == {1} and decides:
+            pieces.append(old)
         else:
             pieces.append(Hunk(line, now, list(base[start:end]), old))
         line += len(now)

@@ -21,6 +21,10 @@ from agent_checkpoint.store.lookup import read_at
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 
+REVERTED = "reverted "
+"""The label prefix of the checkpoint of a revert."""
+_NO_WORK = (Kind.CLOSE, Kind.DRIFT, Kind.OUTSIDE, Kind.SAFETY)
+
 
 def line_of(store: Store, end: Checkpoint) -> list[Checkpoint]:
     """Return the checkpoints that led to a checkpoint and itself, oldest first.
@@ -38,6 +42,25 @@ def original(store: Store, checkpoint: Checkpoint) -> Checkpoint:
     Raises the same errors as `line_of`.
     """
     return _original(store, checkpoint).checkpoint
+
+
+def reverts_since_work(store: Store, head: Checkpoint) -> list[str]:
+    """Return the steps of the reverts after which a session has not worked yet, in words.
+
+    A revert that was undone is not among them. Raises the same errors as `line_of`.
+    """
+    found = []
+    for item in _newest_first(store, head):
+        if is_revert(item):
+            found.append((item.label or "")[len(REVERTED) :])
+        elif item.kind not in _NO_WORK:
+            break
+    return found[::-1]
+
+
+def is_revert(checkpoint: Checkpoint) -> bool:
+    """Return whether a checkpoint is the result of a revert."""
+    return checkpoint.kind == Kind.RESTORE and (checkpoint.label or "").startswith(REVERTED)
 
 
 def _newest_first(store: Store, end: Checkpoint) -> Iterator[Checkpoint]:

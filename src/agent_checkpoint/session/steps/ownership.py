@@ -111,13 +111,17 @@ def call_span(store: Store, before: Checkpoint, after: Checkpoint) -> CallSpan:
 
 
 def other_calls(
-    store: Store, directory: str, keys: Collection[str], since: int, until: float = math.inf
+    store: Store,
+    directories: Collection[str],
+    keys: Collection[str],
+    since: int,
+    until: float = math.inf,
 ) -> list[OtherCall]:
     """Return the calls of other sessions in a directory that may overlap a time span.
 
     Args:
         store: the store.
-        directory: the real path of the directory.
+        directories: the real path of the directory, and those from which it was moved.
         keys: the session whose changes are in question, and its forks.
         since: the beginning of the span, in nanoseconds since the epoch.
         until: its end.
@@ -133,7 +137,8 @@ def other_calls(
             head = newest_readable(store, other)
             if head is None or head.ts_ns < since:
                 continue
-            if _overlap(directory_of(store, head), directory):
+            place = directory_of(store, head)
+            if any(_overlap(place, directory) for directory in directories):
                 found += _calls(store, other, since)
         except UNUSABLE:
             continue  # `verify` reports it
@@ -145,6 +150,14 @@ def _overlap(one: str | None, other: str) -> bool:
     return one is not None and (
         f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
     )
+
+
+def former_directories(store: Store, checkpoints: Iterable[Checkpoint]) -> set[str]:
+    """Return the directories of checkpoints when these were saved.
+
+    Raises the same errors as `directory_of`.
+    """
+    return {path for item in checkpoints if (path := directory_of(store, item)) is not None}
 
 
 def directory_of(store: Store, head: Checkpoint) -> str | None:

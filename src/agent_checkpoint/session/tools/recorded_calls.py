@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import Any
 
+from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.transcripts.fields import plain
 
 
@@ -127,14 +128,16 @@ class RecordedCalls:
         self._lock = RLock()
         self.is_live = False
         """Whether a divergence was found, and calls are real."""
-        self._is_stopped = False
+        self.is_stopped = False
+        """Whether the replay stopped at a divergence."""
+        self._is_ended = False
         self.saved: Callable[[], None] = lambda: None
         """Called after a checkpoint of the replay."""
 
     def tool(self, agent: str, tool: str, arguments: Any) -> Mapping[str, Any] | None:
         """Return the recorded row of a tool call; None if the call is to be made."""
         with self._lock:
-            self._check_not_stopped()
+            self._check_running()
             if self.is_live:
                 return None
             given = self._as_recorded(arguments)
@@ -153,7 +156,7 @@ class RecordedCalls:
     def model(self, agent: str, request: Any) -> Mapping[str, Any] | None:
         """Return the recorded row of a model call; None if the call is to be made."""
         with self._lock:
-            self._check_not_stopped()
+            self._check_running()
             if self.is_live:
                 return None
             given = self._as_recorded(request)
@@ -174,7 +177,7 @@ class RecordedCalls:
             for one in rows
             if not one.is_matched and not one.is_optional
         ]
-        if self.is_live or self._is_stopped or not left:
+        if self.is_live or self.is_stopped or not left:
             return None
         one, agent, kind = min(left, key=lambda found: found[0].began)
         what = one.words if kind == "call" else f"a model call of {one.row.get('model')}"
@@ -196,15 +199,37 @@ class RecordedCalls:
         name = self._name_of(expected.place)
         self._diverge(Divergence(kind, agent, shown, actual, name, words))
 
-    def _check_not_stopped(self) -> None:
+    def end(self) -> None:
+        """Refuse all further calls: threads and tasks of the loop may outlive it."""
+        with self._lock:
+            self._is_ended = True
+
+    def check_live(self) -> None:
+        """Check that calls are made for real.
+
+        Raises:
+            ReplayStopped: the replay was stopped.
+            InvalidInputError: it has ended, or has not diverged.
+        """
+        with self._lock:
+            self._check_running()
+            if not self.is_live:
+                raise InvalidInputError("A replay makes no calls of its own before a divergence.")
+
+    def _check_running(self) -> None:
         """Raise ReplayStopped again: `finally` blocks and other tasks of the loop make calls."""
-        if self._is_stopped:
+        if self._is_ended:
+            raise InvalidInputError(
+                "The replay has ended: its session makes no further calls. To go on from there, "
+                "fork it."
+            )
+        if self.is_stopped:
             raise ReplayStopped
 
     def _diverge(self, divergence: Divergence) -> None:
-        self._is_stopped = True
+        self.is_stopped = True
         self._diverged(divergence)
-        self._is_stopped, self.is_live = False, True
+        self.is_stopped, self.is_live = False, True
 
 
 def recorded_error(text: str) -> Exception:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from agent_checkpoint.named_tuple import NamedTuple
-from agent_checkpoint.web.page_text import single_line
+from agent_checkpoint.web.page_text import prose
 from agent_checkpoint.web.state.lazy_state import LIST, MAP, STRING, StateReader
 from agent_checkpoint.web.state.outline import render
 
@@ -199,7 +199,7 @@ def _fields(reader: StateReader, tree: Any) -> dict[str, Any]:
 def _plain(reader: StateReader, tree: Any, most: int) -> str:
     if tree is None:
         return ""
-    return single_line(render(reader, tree, most)[0], most)
+    return prose(render(reader, tree, most)[0], most)
 
 
 def _block(reader: StateReader, kind: str, title: str, tree: Any) -> Block:

@@ -8,27 +8,25 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from agent_checkpoint.agents.directory_keys import (
+    directory_key,
     is_directory_key,
     is_foreign,
     trusted_directory,
 )
 from agent_checkpoint.agents.tracked_dir import open_tracked, restore_and_save
-from agent_checkpoint.errors import ConflictError, InvalidInputError, NotFoundError
+from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.store.directory_claims import newest_readable
-from agent_checkpoint.web.page_text import link
+from agent_checkpoint.web.pages.confirmation import Pending, confirmation, keep, preview_page
 from agent_checkpoint.web.plan_rows import plan_rows
 from agent_checkpoint.web.rendering import Site, posted, query_params, required
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
-from agent_checkpoint.workspace.directory_key import own_key
-from agent_checkpoint.workspace.restore.plan import Plan
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_reader import find
 from agent_checkpoint.workspace.workspace import Workspace
@@ -36,8 +34,10 @@ from agent_checkpoint.workspace.workspace import Workspace
 _MAX_PATHS = 100
 
 
-class PendingRestore:
+class PendingRestore(Pending):
     """A previewed restore, with its plan after the confirmation."""
+
+    page = "restore_preview"
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class PendingRestore:
         keep_git: bool,
         keep_unseen: bool,
     ) -> None:
+        super().__init__()
         self.target, self.paths = target, paths
         self.directory, self.tree = _place(site, target)
         self._options: dict[str, Any] = {
@@ -59,21 +60,38 @@ class PendingRestore:
                 find(self.tree, path)  # raises NotFoundError
         head = newest_readable(site.store, target.key) or target
         is_own = is_directory_key(site.store, head, self.directory)
-        self._key = target.key if is_own else own_key(site.store, self.directory)
+        self._key = target.key if is_own else directory_key(site.store, self.directory)
         self.is_foreign = is_foreign(site.store, target)
         with self._opened(site) as workspace:
             self.notices = list(workspace.notices)
             self.plan = workspace.restore(self.tree, paths=paths, dry_run=True, **self._options)
-        self.done: Plan | None = None
-        self.lock = Lock()
-        """Held while the confirmation runs, because a form may be submitted twice."""
 
-    def run(self, site: Site) -> None:
+    def run(self, site: Site, form: dict[str, str], name: str) -> None:
         """Restore. Raises PlanChangedError if files have changed since the preview."""
         with self._opened(site) as workspace:
             self.done = restore_and_save(
                 workspace, self.target, self.tree, self.paths, only_if=self.plan, **self._options
             )
+
+    def show(
+        self, site: Site, name: str, step: str, *, status: int = 200, why: str = ""
+    ) -> Response:
+        """Return the page of a step."""
+        plan = self.plan if self.done is None else self.done
+        return _page(
+            site,
+            self.target,
+            step=step,
+            status=status,
+            why=why,
+            directory=self.directory,
+            name=name,
+            paths=self.paths,
+            plan=plan,
+            files=plan_rows(plan),
+            is_foreign=self.is_foreign,
+            notices=self.notices,
+        )
 
     def _opened(self, site: Site) -> Workspace:
         rules = {"ignore": self.tree.ignore, "gitignore": self.tree.gitignore}
@@ -105,28 +123,11 @@ def create_restore_preview(site: Site, form: dict[str, str]) -> Response:
         keep_git="keep_git" in form,
         keep_unseen="keep_unseen" in form,
     )
-    return _redirect(site.keep_preview(pending))
+    return keep(site, pending)
 
 
-def restore_preview_page(site: Site, request: Request) -> Response:
-    """Show a preview, or the report after the confirmation."""
-    name = required(query_params(request), "of")
-    pending = site.kept_preview(name, PendingRestore)
-    return _pending_page(site, pending, name, "confirm" if pending.done is None else "done")
-
-
-@posted
-def restore(site: Site, form: dict[str, str]) -> Response:
-    """Restore if no file has changed since the preview."""
-    name = required(form, "of")
-    pending = site.kept_preview(name, PendingRestore)
-    with pending.lock:
-        if pending.done is None:
-            try:
-                pending.run(site)
-            except ConflictError as error:
-                return _pending_page(site, pending, name, "changed", status=409, why=str(error))
-    return _redirect(name)
+restore_preview_page = preview_page(PendingRestore)
+restore = confirmation(PendingRestore)
 
 
 def _place(site: Site, target: Checkpoint) -> tuple[Path, Tree]:
@@ -148,30 +149,6 @@ def _place(site: Site, target: Checkpoint) -> tuple[Path, Tree]:
     if not directory.is_dir():
         raise NotFoundError(f"There is no directory {short_repr(str(directory), 200)}.")
     return directory, tree
-
-
-def _redirect(name: str) -> Response:
-    return RedirectResponse(link("restore_preview", of=name), 303)
-
-
-def _pending_page(
-    site: Site, pending: PendingRestore, name: str, step: str, status: int = 200, **values: Any
-) -> Response:
-    plan = pending.plan if pending.done is None else pending.done
-    return _page(
-        site,
-        pending.target,
-        step=step,
-        status=status,
-        directory=pending.directory,
-        name=name,
-        paths=pending.paths,
-        plan=plan,
-        files=plan_rows(plan),
-        is_foreign=pending.is_foreign,
-        notices=pending.notices,
-        **values,
-    )
 
 
 def _page(

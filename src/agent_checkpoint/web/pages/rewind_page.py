@@ -6,14 +6,12 @@ if the agent has the session open and the user did not agree to that.
 
 from __future__ import annotations
 
-from threading import Lock
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from agent_checkpoint.agents.rewind.rewind import Rewind, recover_rewind, trusted_note
-from agent_checkpoint.errors import ConflictError
 from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.present.rewind_words import (
     LIMITS,
@@ -23,7 +21,7 @@ from agent_checkpoint.present.rewind_words import (
     sessions_since,
 )
 from agent_checkpoint.records import Checkpoint
-from agent_checkpoint.web.page_text import link
+from agent_checkpoint.web.pages.confirmation import Pending, confirmation, keep, preview_page
 from agent_checkpoint.web.pages.transcript_view import messages_in
 from agent_checkpoint.web.plan_rows import plan_rows
 from agent_checkpoint.web.rendering import Site, posted, query_params, required
@@ -82,10 +80,13 @@ class RewindReport(NamedTuple):
     previous_transcript: str | None
 
 
-class PendingRewind:
+class PendingRewind(Pending):
     """A previewed rewind, with its report after the confirmation."""
 
+    page = "rewind_preview"
+
     def __init__(self, site: Site, target: Checkpoint, only: str, *, keep_git: bool, mine: bool):
+        super().__init__()
         self.target = target
         self.note = trusted_note(site.store, target)
         self.only, self.keep_git, self.mine = only, keep_git, mine
@@ -99,9 +100,6 @@ class PendingRewind:
             self.ending = messages_in(reader, self.note.agent, lines, 0)[-_MESSAGES:]
             """The last messages that the resumed model hears."""
             self.others = [] if mine else sessions_since(site.store, rewind, target)
-        self.done: RewindReport | None = None
-        self.lock = Lock()
-        """Held while the confirmation runs, because a form may be submitted twice."""
 
     def open(self, site: Site) -> Rewind:
         """Return the rewind. Raises CheckpointError."""
@@ -114,6 +112,52 @@ class PendingRewind:
             exclude=(".git",) if self.keep_git else (),
             mine=self.mine,
         )
+
+    def run(self, site: Site, form: dict[str, str], name: str) -> Response | None:
+        """Rewind, unless the agent has the session open. Raises PlanChangedError."""
+        running = self._running()
+        if running is not None and running.is_blocking and form.get("while_running") != "yes":
+            return self.show(site, name, "refused", status=409)
+        if _head_id(site, self.target.key) != self.head:
+            raise PlanChangedError("The session has a newer checkpoint: it has")
+        with self.open(site) as opened:
+            if not RewindPreview.of(opened).is_same_conversation(self.preview):
+                raise PlanChangedError("The conversation has")
+            opened.run(self.preview.plan, as_previewed=True)
+            done = self.preview._replace(plan=opened.plan, not_mine=opened.not_mine)
+            self.done = RewindReport(done, opened.safety_id, opened.previous_transcript)
+        return None
+
+    def show(
+        self, site: Site, name: str, step: str, *, status: int = 200, why: str = ""
+    ) -> Response:
+        """Return the page of a step."""
+        done: RewindReport | None = self.done
+        preview = self.preview if done is None else done.preview
+        return _page(
+            site,
+            self.target,
+            step=step,
+            status=status,
+            why=why,
+            name=name,
+            note=self.note,
+            preview=preview,
+            files=[] if preview.plan is None else plan_rows(preview.plan, preview.not_mine),
+            running=self._running() if done is None else None,
+            notices=[self.finished] if self.finished else [],
+            ending=self.ending,
+            others=self.others,
+            others_words=others_notice(self.others) if self.others else "",
+            mine=self.mine,
+            done=done,
+            resume=resume_command(self.note, starts_anew=preview.starts_anew),
+            limits=LIMITS,
+        )
+
+    def _running(self) -> Any:
+        changes = self.preview.changes_conversation
+        return running_agent(self.target.key, changes_conversation=changes)
 
 
 def rewind_page(site: Site, request: Request) -> Response:
@@ -136,85 +180,16 @@ def create_rewind_preview(site: Site, form: dict[str, str]) -> Response:
         keep_git="keep_git" in form,
         mine="mine" in form,
     )
-    return _redirect(site.keep_preview(pending))
+    return keep(site, pending)
 
 
-def rewind_preview_page(site: Site, request: Request) -> Response:
-    """Show a preview, or the report after the confirmation."""
-    name = required(query_params(request), "of")
-    pending = site.kept_preview(name, PendingRewind)
-    return _pending_page(site, pending, name, "confirm" if pending.done is None else "done")
-
-
-@posted
-def rewind(site: Site, form: dict[str, str]) -> Response:
-    """Rewind if nothing has changed since the preview."""
-    name = required(form, "of")
-    pending = site.kept_preview(name, PendingRewind)
-    with pending.lock:
-        if pending.done is not None:
-            return _redirect(name)
-        running = _running(pending)
-        if running is not None and running.is_blocking and form.get("while_running") != "yes":
-            return _pending_page(site, pending, name, "refused", status=409)
-        try:
-            if _head_id(site, pending.target.key) != pending.head:
-                raise PlanChangedError("The session has a newer checkpoint: it has")
-            pending.done = _run(site, pending)
-        except ConflictError as error:
-            return _pending_page(site, pending, name, "changed", status=409, why=str(error))
-    return _redirect(name)
-
-
-def _run(site: Site, pending: PendingRewind) -> RewindReport:
-    with pending.open(site) as opened:
-        if not RewindPreview.of(opened).is_same_conversation(pending.preview):
-            raise PlanChangedError("The conversation has")
-        opened.run(pending.preview.plan)
-        done = pending.preview._replace(plan=opened.plan, not_mine=opened.not_mine)
-        return RewindReport(done, opened.safety_id, opened.previous_transcript)
-
-
-def _running(pending: PendingRewind) -> Any:
-    changes = pending.preview.changes_conversation
-    return running_agent(pending.target.key, changes_conversation=changes)
+rewind_preview_page = preview_page(PendingRewind)
+rewind = confirmation(PendingRewind)
 
 
 def _head_id(site: Site, key: str) -> str | None:
     head = site.store.head(key)
     return None if head is None else head.id
-
-
-def _redirect(name: str) -> Response:
-    return RedirectResponse(link("rewind_preview", of=name), 303)
-
-
-def _pending_page(
-    site: Site, pending: PendingRewind, name: str, step: str, status: int = 200, **values: Any
-) -> Response:
-    done = pending.done
-    preview = pending.preview if done is None else done.preview
-    starts_anew = preview.starts_anew
-    return _page(
-        site,
-        pending.target,
-        step=step,
-        status=status,
-        name=name,
-        note=pending.note,
-        preview=preview,
-        files=[] if preview.plan is None else plan_rows(preview.plan, preview.not_mine),
-        running=_running(pending) if done is None else None,
-        notices=[pending.finished] if pending.finished else [],
-        ending=pending.ending,
-        others=pending.others,
-        others_words=others_notice(pending.others) if pending.others else "",
-        mine=pending.mine,
-        done=done,
-        resume=resume_command(pending.note, starts_anew=starts_anew),
-        limits=LIMITS,
-        **values,
-    )
 
 
 def _page(

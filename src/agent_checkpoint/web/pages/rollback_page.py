@@ -6,11 +6,10 @@ session, its files or its external side effects have changed since the preview.
 
 from __future__ import annotations
 
-from threading import Lock
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from agent_checkpoint.errors import ConflictError, RollbackRefusedError
 from agent_checkpoint.options import RollbackEffects
@@ -21,7 +20,9 @@ from agent_checkpoint.session.rollback.rollback_report import RollbackReport
 from agent_checkpoint.session.session import Session
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.store import key_not_found
-from agent_checkpoint.web.page_text import decode_field, link
+from agent_checkpoint.web.page_text import decode_field
+from agent_checkpoint.web.pages.confirmation import Pending, confirmation, keep
+from agent_checkpoint.web.pages.confirmation import preview_page as _preview_page
 from agent_checkpoint.web.plan_rows import plan_rows
 from agent_checkpoint.web.rendering import RequestError, Site, posted, query_params, required
 from agent_checkpoint.workspace.restore.plan import PlanChangedError
@@ -30,21 +31,21 @@ POLICIES: tuple[RollbackEffects, ...] = ("refuse", "warn")
 """Policies that the page offers. `compensate` needs the code of the tools, which is not loaded."""
 
 
-class PendingRollback:
+class PendingRollback(Pending):
     """A previewed rollback, with its report after the confirmation."""
+
+    page = "preview"
 
     def __init__(
         self, site: Site, target: Checkpoint, key: str, parts: list[str] | None, keep_unseen: bool
     ) -> None:
+        super().__init__()
         head = site.store.head(key)
         if head is None:
             raise key_not_found(key, site.store)
         self.head, self.target, self.key = head, target, key
         self.parts, self.keep_unseen = parts, keep_unseen
         self.preview = self.compute(site)
-        self.done: RollbackReport | None = None
-        self.lock = Lock()
-        """Held while the confirmation runs, because a form may be submitted twice."""
 
     def compute(self, site: Site) -> Preview:
         """Return a fresh preview. Raises the same errors as `preview_rollback`."""
@@ -55,6 +56,46 @@ class PendingRollback:
             parts=self.parts,
             keep_unseen=self.keep_unseen,
         )
+
+    def run(self, site: Site, form: dict[str, str], name: str) -> Response | None:
+        """Roll back, unless effects forbid it. Raises ConflictError."""
+        chosen = form.get("effects", "refuse")
+        policy = next((word for word in POLICIES if word == chosen), None)
+        if policy is None:
+            raise RequestError(400, "Unknown policy for external side effects.")
+        report = self.preview.report
+        if policy == "refuse" and report.blocking:  # refuse before the session is taken over
+            return self._page(site, report, "refused", status=409)
+        _check_unchanged(site, self)
+        session = Session(self.key, store=site.manager, every="manual", only_at=self.head.id)
+        try:
+            # The session is taken over: from here on no other process adds side effects, and the
+            # safety checkpoint records the files that the rollback replaces.
+            self.done = session.rollback(
+                to=self.target.id,
+                effects=policy,
+                parts=self.parts,
+                keep_unseen=self.keep_unseen,
+                only_if=report,
+            )
+        except RollbackRefusedError as error:
+            if not isinstance(error.report, RollbackReport):
+                raise
+            return self._page(site, error.report, "refused", status=409)
+        finally:
+            session.close()
+        return None
+
+    def show(
+        self, site: Site, name: str, step: str, *, status: int = 200, why: str = ""
+    ) -> Response:
+        """Return the page of a step."""
+        report = self.preview.report if self.done is None else self.done
+        no_files = self.preview.no_files
+        return self._page(site, report, step, status=status, name=name, why=why, no_files=no_files)
+
+    def _page(self, site: Site, report: RollbackReport, step: str, **values: Any) -> Response:
+        return _page(site, self.target, self.key, report, step=step, **values)
 
 
 def rollback_page(site: Site, request: Request) -> Response:
@@ -73,66 +114,11 @@ def create_preview(site: Site, form: dict[str, str]) -> Response:
     pending = PendingRollback(
         site, target, required(form, "key"), _selected_parts(form), "keep_unseen" in form
     )
-    return _redirect(site.keep_preview(pending))
+    return keep(site, pending)
 
 
-def preview_page(site: Site, request: Request) -> Response:
-    """Show a preview, or the report after the confirmation."""
-    name = required(query_params(request), "of")
-    pending = site.kept_preview(name, PendingRollback)
-    if pending.done is not None:
-        return _page(site, pending.target, pending.key, pending.done, step="done")
-    return _page(
-        site,
-        pending.target,
-        pending.key,
-        pending.preview.report,
-        step="confirm",
-        name=name,
-        no_files=pending.preview.no_files,
-    )
-
-
-@posted
-def rollback(site: Site, form: dict[str, str]) -> Response:
-    """Roll back if nothing has changed since the preview."""
-    name, chosen = required(form, "of"), form.get("effects", "refuse")
-    policy = next((word for word in POLICIES if word == chosen), None)
-    if policy is None:
-        raise RequestError(400, "Unknown policy for external side effects.")
-    pending = site.kept_preview(name, PendingRollback)
-    with pending.lock:
-        return _redirect(name) if pending.done else _confirmed(site, pending, name, policy)
-
-
-def _confirmed(
-    site: Site, pending: PendingRollback, name: str, policy: RollbackEffects
-) -> Response:
-    target, key, report = pending.target, pending.key, pending.preview.report
-    if policy == "refuse" and report.blocking:  # refuse before the session is taken over
-        return _page(site, target, key, report, step="refused", status=409)
-    try:
-        _check_unchanged(site, pending)
-        session = Session(key, store=site.manager, every="manual", only_at=pending.head.id)
-        try:
-            # The session is taken over: from here on no other process adds side effects, and the
-            # safety checkpoint records the files that the rollback replaces.
-            pending.done = session.rollback(
-                to=target.id,
-                effects=policy,
-                parts=pending.parts,
-                keep_unseen=pending.keep_unseen,
-                only_if=report,
-            )
-        finally:
-            session.close()
-    except ConflictError as error:
-        return _page(site, target, key, report, step="changed", status=409, why=str(error))
-    except RollbackRefusedError as error:
-        if not isinstance(error.report, RollbackReport):
-            raise
-        return _page(site, target, key, error.report, step="refused", status=409)
-    return _redirect(name)
+preview_page = _preview_page(PendingRollback)
+rollback = confirmation(PendingRollback)
 
 
 def _check_unchanged(site: Site, pending: PendingRollback) -> None:
@@ -158,10 +144,6 @@ def _effects(report: RollbackReport) -> list[list[tuple[str, str]]]:
     lists = [report.irreversible, report.unknown, report.compensable]
     lists += [report.replayable, report.gone]
     return [[(effect.id, effect.status) for effect in effects] for effects in lists]
-
-
-def _redirect(name: str) -> Response:
-    return RedirectResponse(link("preview", of=name), 303)
 
 
 def _page(

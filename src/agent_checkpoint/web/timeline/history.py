@@ -15,7 +15,7 @@ from agent_checkpoint.present.model_usage import model_words
 from agent_checkpoint.records import ROLLBACK_KINDS, Entry, Kind, parse_checkpoint_id
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.web.page_text import single_line
+from agent_checkpoint.web.page_text import prose, single_line
 from agent_checkpoint.web.timeline.agent_steps import AgentStep, agent_step, directory_in
 
 _MAX_BYTES = 512 << 20
@@ -136,12 +136,12 @@ def summarize(key: str, entry: Entry) -> CheckpointSummary:
     try:
         record = read_checkpoint(key, entry.seq, entry.data)
     except UNUSABLE as error:
-        text = single_line(error)
+        text = prose(error)
         return CheckpointSummary(
             key, entry.seq, 0, Kind.UNREADABLE, text, (), (), f"{key}@{entry.seq}", True
         )
     parents = [parse_checkpoint_id(parent) for parent in record.parents[:8]]
-    label = single_line(record.label or "", 160)
+    label = prose(record.label or "", 160)
     step = agent_step(record.parts)
     tags = [tag for tag in record.tags if step is None or tag not in step.tags]
     return CheckpointSummary(

@@ -183,7 +183,16 @@ _STYLES: dict[str, Any] = {
     Kind.RESTORE: "rollback",
     Kind.SAFETY: "safety",
     Kind.DRIFT: "drift",
+    Kind.OUTSIDE: "drift",
     Kind.IN_FLIGHT: "flight",
     Kind.UNREADABLE: "failure",
 }
-_SPECIAL = (Kind.UNREADABLE, Kind.ADOPT, Kind.FORK, Kind.ROLLBACK, Kind.RESTORE, Kind.DRIFT)
+_SPECIAL = (
+    Kind.UNREADABLE,
+    Kind.ADOPT,
+    Kind.FORK,
+    Kind.ROLLBACK,
+    Kind.RESTORE,
+    Kind.DRIFT,
+    Kind.OUTSIDE,
+)

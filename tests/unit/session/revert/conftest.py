@@ -1,3 +1,13 @@
-"""The fixtures of trajectories: an empty directory and a store on SQLite."""
+"""Trajectories begin in an empty directory, with a store on SQLite."""
 
-from tests.unit.trajectory.conftest import manager, place  # noqa: F401
+import pytest
+
+
+@pytest.fixture
+def manager(sqlite_manager):
+    return sqlite_manager
+
+
+@pytest.fixture
+def place(empty_place):
+    return empty_place

@@ -14,7 +14,7 @@ from agent_checkpoint import (
 )
 from agent_checkpoint.agents.directory_revert import preview_revert
 from agent_checkpoint.errors import StorageError
-from agent_checkpoint.session.revert.revert import step_pairs
+from agent_checkpoint.session.revert.revert import own_pairs, step_pairs
 from agent_checkpoint.session.rollback.rollback import Rollback
 from agent_checkpoint.workspace.restore.apply import PlanExecutor
 from tests.unit.trajectory.trajectories import Coding, delete, mail, rename, shell, write
@@ -58,10 +58,29 @@ def test_it_is_a_checkpoint_of_its_own_and_can_be_undone(session, place, manager
     head = manager.store.head("s")
     assert (head.kind, head.label) == ("restore", 'reverted @3: write(name="f", text="changed\\n")')
     assert list(session.messages) == [{"role": "user", "content": "kept"}]
-    assert "were reverted" in session.notices[-1]
+    assert session.notices == [
+        'The file changes of @3: write(name="f", text="changed\\n") were taken out.'
+    ]
     session.undo()
+    assert session.notices == []
     assert files(place) == {"f": "changed\n", "g": "later"}
     assert list(session.messages) == [{"role": "user", "content": "kept"}]
+
+
+def test_the_notice_stays_until_the_session_works_again(manager, place):
+    with Session("s", workspace=place, store=manager):
+        write("f", LINES)
+        write("f", "changed\n")
+    with Session("s", store=manager, every="manual") as session:
+        session.revert("@3")
+    for works in (False, True):
+        with Session("s", store=manager) as session:
+            (notice,) = session.notices
+            assert notice.startswith("The file changes of @3: write(")
+            if works:
+                write("g", "x")
+    with Session("s", store=manager) as session:
+        assert session.notices == []
 
 
 def test_a_dry_run_changes_nothing(session, place, manager):
@@ -92,6 +111,24 @@ def test_unsaved_work_stays(session, place):
     assert files(place) == {"f": LINES.replace("5", "five"), "unsaved": "x"}
 
 
+def test_files_of_a_person_between_two_calls_are_not_the_steps(session, place):
+    (place / "by-a-person").write_text("x\n")
+    (place / "f").write_text(LINES.replace("5", "five"))
+    write("g", "mine")
+    session.revert(session.head)
+    assert files(place) == {"f": LINES.replace("5", "five"), "by-a-person": "x\n"}
+
+
+def test_a_whole_session_without_what_a_person_changed_between(manager, place):
+    with Session("s", workspace=place, store=manager):
+        write("a", "1")
+        (place / "by-a-person").write_text("x\n")
+        write("b", "2")
+    with Workspace(place, store=manager) as workspace:
+        report = preview_revert(workspace, own_pairs(manager.store, "s"), "refuse")
+    assert sorted(report.files.delete) == ["a", "b"]
+
+
 def test_overlapping_work_is_a_conflict_and_nothing_is_applied(session, place):
     write("f", LINES.replace("2", "two"))
     write("g", "a file of the same step is not touched either")
@@ -100,7 +137,7 @@ def test_overlapping_work_is_a_conflict_and_nothing_is_applied(session, place):
     with pytest.raises(RevertConflictError, match="later work overlaps @3 in 1 path") as caught:
         session.revert("@3")
     (conflict,) = caught.value.report.conflicts
-    assert conflict.hunks == ((2, [b"zwei"], [b"two"], [b"2"]),)
+    assert conflict.hunks == ((2, [b"zwei\n"], [b"two\n"], [b"2\n"]),)
     assert "the step wrote" in str(conflict)
     assert (session.head, files(place)) == (head, before)
 
@@ -242,6 +279,82 @@ def test_a_later_decision_conflicts_beside_a_step_of_another_file(session, place
     assert files(place) == {"f": LINES.replace("2", "two").replace("5", "five"), "g": "new"}
 
 
+def test_a_later_decision_conflicts_beside_another_step_of_the_file(session, place):
+    write("f", LINES.replace("2", "two"))
+    write("f", LINES.replace("2", "second"))
+    write("f", LINES.replace("2", "two").replace("5", "five"))
+    write("f", LINES.replace("2", "two").replace("5", "five").replace("4", "four"))
+    before = files(place)
+    with pytest.raises(RevertConflictError) as caught:
+        session.revert(["@3", "@6"])
+    (conflict,) = caught.value.report.conflicts
+    assert [hunk.texts for hunk in conflict.hunks] == [(["two"], ["two"], ["2"])]
+    assert files(place) == before
+    session.revert(["@3", "@6"], conflicts="markers")
+    assert "<<<<<<< now\ntwo\n" in files(place)["f"]
+
+
+def test_a_later_decision_conflicts_if_the_other_steps_leave_what_the_step_wrote(session, place):
+    write("f", LINES.replace("2", "two"))
+    write("f", LINES.replace("2", "second"))
+    write("f", LINES.replace("2", "two"))
+    write("f", LINES.replace("2", "two").replace("4", "four"))
+    with pytest.raises(RevertConflictError):
+        session.revert(["@3", "@6"])
+
+
+def test_steps_of_one_file_that_overlap_each_other(session, place):
+    write("f", LINES.replace("2", "two"))
+    write("f", LINES.replace("2", "two").replace("5", "five"))
+    write("f", LINES.replace("2", "zwei").replace("5", "five"))
+    session.revert(["@3", "@5"])
+    assert files(place) == {"f": LINES.replace("5", "five")}
+
+
+def test_binary_versions_of_several_steps(session, place):
+    for number in "1234":
+        shell(f"printf '\\000{number}' > b")
+        write("g", number)
+    with pytest.raises(RevertConflictError, match="'b'"):
+        session.revert(["@5", "@9"])
+    session.revert(["@7", "@9"])
+    assert (place / "b").read_bytes() == b"\0002"
+
+
+@pytest.mark.parametrize(
+    ("before", "step", "later"),
+    [
+        ("a\nb\n", "a\nb\nc", "a\nb\nc\nd\n"),
+        ("a\nb", "a\nb\n", "a\nb\nc\n"),
+        ("a\nb\n", "a\nb", "a\nb\nc"),
+        ("a", "a\nb\n", "a\nb\nc\n"),
+    ],
+)
+def test_a_final_newline_is_not_a_line(session, place, before, step, later):
+    for text in (before, step, later):
+        write("n", text)
+    with pytest.raises(RevertConflictError, match="'n'"):
+        session.revert("@4")
+    assert files(place)["n"] == later
+
+
+def test_a_final_newline_that_only_the_step_changed(session, place):
+    write("n", "a\nb")
+    write("n", "a\nb\n")
+    write("n", "A\nb\n")
+    session.revert("@4")
+    assert files(place)["n"] == "A\nb"
+
+
+def test_markers_cannot_show_a_file_that_conflicts_as_a_whole(session, place):
+    write("n", "x")
+    write("n", "changed since")
+    head = session.head
+    with pytest.raises(RevertConflictError, match="Conflict markers cannot show"):
+        session.revert("@3", conflicts="markers")
+    assert session.head == head
+
+
 def test_a_created_file_that_was_renamed_is_removed(session, place):
     write("n", "text\n")
     rename("n", "m")
@@ -316,6 +429,18 @@ def test_a_step_is_reverted_once(session, place):
         session.revert("@3")
 
 
+def test_each_step_of_a_range_is_reverted_once(session, place):
+    write("f", LINES.replace("2", "two"))
+    write("f", LINES.replace("2", "two").replace("4", "four"))
+    write("g", "x")
+    session.revert("@3..@4")
+    for step in ("@3", "@4", "@3..@5"):
+        with pytest.raises(InvalidInputError, match="was already reverted by"):
+            session.revert(step)
+    session.revert("@5")
+    assert files(place) == {"f": LINES}
+
+
 def test_a_revert_can_be_reverted(session, place):
     write("f", LINES.replace("2", "two"))
     report = session.revert("@3")
@@ -388,9 +513,10 @@ def test_changes_of_another_session_at_the_same_time_are_kept(manager, place, tm
         running = other.before("Bash", command="make g")
         (place / "g").write_text("by the other one\n")
         write("f", "mine\n")
+        step = session.head
         other.after(running)
-        report = session.revert("@3")
-    assert set(report.ambiguous) >= {"f", "g"}
+        report = session.revert(step)
+    assert set(report.ambiguous) == {"f"}
     assert files(place)["g"] == "by the other one\n"
     assert files(place)["f"] == "mine\n"
 

@@ -26,7 +26,7 @@ def span(manager, before, after):
 
 def others_of(manager, place, key, before, after):
     since, until = span(manager, before, after)
-    return other_calls(manager.store, str(place), [key], since, until)
+    return other_calls(manager.store, {str(place)}, [key], since, until)
 
 
 def ambiguous(manager, before, after, paths, others):

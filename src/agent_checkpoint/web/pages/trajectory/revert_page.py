@@ -8,37 +8,48 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from threading import Lock
 from typing import Any, get_args
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
-from agent_checkpoint.agents.directory_keys import is_directory_key, trusted_directory
+from agent_checkpoint.agents.directory_keys import (
+    directory_key,
+    is_directory_key,
+    trusted_directory,
+)
 from agent_checkpoint.agents.directory_revert import preview_revert, revert_and_save
 from agent_checkpoint.agents.tracked_dir import open_tracked
-from agent_checkpoint.errors import ConflictError, InvalidInputError, RevertConflictError
+from agent_checkpoint.errors import InvalidInputError, RevertConflictError
 from agent_checkpoint.options import Conflicts
-from agent_checkpoint.session.revert.revert import RevertReport, StepPair, step_pairs
+from agent_checkpoint.session.revert.revert import (
+    RevertReport,
+    StepPair,
+    can_be_marked,
+    step_pairs,
+)
 from agent_checkpoint.session.revert.text_merge import Hunk
 from agent_checkpoint.session.session import Session
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.session.steps.step import StepReader
 from agent_checkpoint.store.store import key_not_found
 from agent_checkpoint.web.diff.line_matching import DiffBudget
-from agent_checkpoint.web.page_text import link
+from agent_checkpoint.web.pages.confirmation import Pending, confirmation, keep
+from agent_checkpoint.web.pages.confirmation import preview_page as _preview_page
 from agent_checkpoint.web.pages.diff_page import FileChange, compare_trees
 from agent_checkpoint.web.plan_rows import plan_rows
 from agent_checkpoint.web.rendering import RequestError, Site, posted, query_params, required
-from agent_checkpoint.workspace.directory_key import own_key
 
 _MAX_CONFLICTS, _MAX_LINES = 50, 200
 
 
-class PendingRevert:
+class PendingRevert(Pending):
     """A previewed revert of a step, with its report after the confirmation."""
 
+    page = "revert_preview"
+
     def __init__(self, site: Site, key: str, step: str, conflicts: Conflicts) -> None:
+        super().__init__()
         head = site.store.head(key)
         if head is None:
             raise key_not_found(key, site.store)
@@ -52,25 +63,36 @@ class PendingRevert:
         self.directory = directory
         self.is_session = SESSION_PART in head.parts
         own = is_directory_key(site.store, head, self.directory)
-        self.saved_in = key if own or self.is_session else own_key(site.store, self.directory)
+        self.saved_in = key if own or self.is_session else directory_key(site.store, self.directory)
         """The key of the checkpoint of the result, by which `undo` finds it."""
         self.pairs = step_pairs(site.store, key, step)
         with self._opened(site) as workspace:
             self.report = preview_revert(workspace, self.pairs, conflicts)
-        self.done: RevertReport | None = None
-        self.lock = Lock()
-        """Held while the confirmation runs, because a form may be submitted twice."""
 
-    def confirm(self, site: Site) -> None:
-        """Revert the step. Raises the same errors as `Session.revert` and `revert_and_save`."""
-        if not self.is_session:
-            with self._opened(site) as workspace:
-                self.done = revert_and_save(workspace, self.pairs, self.conflicts, self.report)
-            return
-        session = Session(self.key, store=site.manager, every="manual", only_at=self.head.id)
-        with closing(session):
-            names = [pair.after.id for pair in self.pairs]
-            self.done = session.revert(names, conflicts=self.conflicts, only_if=self.report)
+    def run(self, site: Site, form: dict[str, str], name: str) -> Response | None:
+        """Revert the step, unless later work overlaps it. Raises ConflictError."""
+        try:
+            if self.is_session:
+                session = Session(
+                    self.key, store=site.manager, every="manual", only_at=self.head.id
+                )
+                with closing(session):
+                    names = [pair.after.id for pair in self.pairs]
+                    self.done = session.revert(names, conflicts=self.conflicts, only_if=self.report)
+            else:
+                with self._opened(site) as workspace:
+                    self.done = revert_and_save(workspace, self.pairs, self.conflicts, self.report)
+        except RevertConflictError as error:
+            report = error.report if isinstance(error.report, RevertReport) else self.report
+            return _shown(site, self, report, step="refused", status=409)
+        return None
+
+    def show(
+        self, site: Site, name: str, step: str, *, status: int = 200, why: str = ""
+    ) -> Response:
+        """Return the page of a step."""
+        report = self.report if self.done is None else self.done
+        return _shown(site, self, report, step=step, status=status, name=name, why=why)
 
     def _opened(self, site: Site) -> Any:
         workspace = open_tracked(self.directory, site.store, self.saved_in)
@@ -96,34 +118,11 @@ def create_preview(site: Site, form: dict[str, str]) -> Response:
         raise RequestError(400, "Unknown option for conflicts.")
     target = site.find(required(form, "id"))
     pending = PendingRevert(site, required(form, "key"), target.id, conflicts)
-    return _redirect(site.keep_preview(pending))
+    return keep(site, pending)
 
 
-def preview_page(site: Site, request: Request) -> Response:
-    """Show a preview, or the report after the confirmation."""
-    name = required(query_params(request), "of")
-    pending = site.kept_preview(name, PendingRevert)
-    if pending.done is not None:
-        return _shown(site, pending, pending.done, step="done")
-    return _shown(site, pending, pending.report, step="confirm", name=name)
-
-
-@posted
-def revert(site: Site, form: dict[str, str]) -> Response:
-    """Revert the step if nothing has changed since the preview."""
-    name = required(form, "of")
-    pending = site.kept_preview(name, PendingRevert)
-    with pending.lock:
-        if pending.done is not None:
-            return _redirect(name)
-        try:
-            pending.confirm(site)
-        except ConflictError as error:
-            return _shown(site, pending, pending.report, step="changed", status=409, why=str(error))
-        except RevertConflictError as error:
-            report = error.report if isinstance(error.report, RevertReport) else pending.report
-            return _shown(site, pending, report, step="refused", status=409)
-    return _redirect(name)
+preview_page = _preview_page(PendingRevert)
+revert = confirmation(PendingRevert)
 
 
 def _steps(site: Site, pairs: Sequence[StepPair]) -> list[Any]:
@@ -131,12 +130,9 @@ def _steps(site: Site, pairs: Sequence[StepPair]) -> list[Any]:
     return [reader.step(pair.before, pair.after) for pair in pairs]
 
 
-def _redirect(name: str) -> Response:
-    return RedirectResponse(link("revert_preview", of=name), 303)
-
-
 def _shown(site: Site, pending: PendingRevert, report: RevertReport, **values: Any) -> Response:
-    is_refused = bool(report.conflicts) and pending.conflicts == "refuse" and report.id is None
+    can_go_on = report.id is not None or can_be_marked(report, pending.conflicts)
+    is_refused = bool(report.conflicts) and not can_go_on
     shown = report.conflicts[:_MAX_CONFLICTS]
     changes: list[FileChange] = []
     number = 0
@@ -153,7 +149,8 @@ def _shown(site: Site, pending: PendingRevert, report: RevertReport, **values: A
         number=number,
         rows=[] if report.files is None else plan_rows(report.files),
         is_refused=is_refused,
-        with_markers=pending.conflicts == "markers",
+        can_mark=all(one.hunks for one in report.conflicts),
+        marked=len({one.path for one in report.conflicts if one.hunks}),
         saved_in=pending.saved_in,
         is_session=pending.is_session,
         **values,
@@ -162,8 +159,7 @@ def _shown(site: Site, pending: PendingRevert, report: RevertReport, **values: A
 
 def _sides(hunk: Hunk) -> tuple[int, list[str]]:
     """Return the line and the three versions of a place: now, as the step wrote it, before it."""
-    sides = (hunk.ours, hunk.base, hunk.theirs)
-    return hunk.line, [b"\n".join(side[:_MAX_LINES]).decode(errors="replace") for side in sides]
+    return hunk.line, ["\n".join(side[:_MAX_LINES]) for side in hunk.texts]
 
 
 def _page(

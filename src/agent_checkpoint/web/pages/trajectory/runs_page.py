@@ -76,7 +76,7 @@ def run_page(site: Site, request: Request) -> Response:
     run = next((run for run in recorded_runs(site.manager, key) if run.number == number), None)
     if run is None:
         raise NotFoundError("There is no such result: a key keeps the last ones only.")
-    shown = _bisection(site, run) if run.kind == BISECT else _replay(run)
+    shown = _bisection(site, run) if run.kind == BISECT else _replay(site, run)
     return site.page("run.html", key=key, result=run, words=_words(run), **shown)
 
 
@@ -154,7 +154,7 @@ def _dots(line: list[Checkpoint], tested: list[Tested]) -> list[Dot]:
     return sorted(dots, key=lambda dot: bool(dot.style))  # tested ones are drawn last, on top
 
 
-def _replay(run: RecordedRun) -> dict[str, Any]:
+def _replay(site: Site, run: RecordedRun) -> dict[str, Any]:
     found = run.values.get("divergence")
     divergence = found if isinstance(found, dict) else None
     sides: Sides | None = None
@@ -162,12 +162,15 @@ def _replay(run: RecordedRun) -> dict[str, Any]:
         texts = [lines_of(_text(divergence.get(name))) for name in ("expected", "actual")]
         sides = side_by_side(texts[0], texts[1], DiffBudget())
     rows = [row for row in _list(run.values.get("differences")) if isinstance(row, dict)]
+    fork = _text(run.values.get("fork"))
     return {
         "divergence": None if divergence is None else _texts(divergence, _DIVERGENCE),
         "sides": sides,
         "matched": int(_number(run.values.get("matched"))),
         "recorded": int(_number(run.values.get("recorded"))),
-        "fork": _text(run.values.get("fork")),
+        "fork": fork,
+        "has_fork": _has_key(site, fork),
+        "error": _text(run.values.get("error")),
         "differences": [_texts(row, _DIFFERENCE) for row in rows],
         "more": max(0, int(_number(run.values.get("all_differences"))) - len(rows)),
     }
@@ -180,6 +183,14 @@ def _words(run: RecordedRun) -> str:
     if isinstance(divergence, dict):
         return _text(divergence.get("words"))
     return "every call matched the record"
+
+
+def _has_key(site: Site, key: str) -> bool:
+    """Return whether a key exists: that of a replay is removed, and a record may name anything."""
+    try:
+        return site.store.head(key) is not None
+    except CheckpointError:
+        return False
 
 
 def _existing(site: Site, key: str) -> str:
