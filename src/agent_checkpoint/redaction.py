@@ -30,6 +30,8 @@ SECRETS = "secrets"
 
 PLACEHOLDER = re.compile(r"(\[(?:redacted|masked)(?::[a-z-]{1,30})?\])")
 
+REDACTED = re.compile(r"\[redacted(?::[a-z-]{1,30})?\]")
+
 MASKED = re.compile(r"\[masked(?::[a-z-]{1,30})?\]")
 
 _ESCAPE = r"(?<=\\[nrtbf])|(?<=\\x[0-9a-fA-F]{2})|(?<=\\u[0-9a-fA-F]{4})"
@@ -247,6 +249,21 @@ class Redactor:
             return f"[{self._word}:assignment]", 1
         return self.text(value)
 
+    def json(self, value: Any) -> Any:
+        """Return JSON data without secrets in its strings, uncounted. Raises StateError."""
+        if isinstance(value, str):
+            return self.clean(value)
+        if isinstance(value, (list, tuple)):
+            return [self.json(item) for item in value]
+        if isinstance(value, dict):
+            return {
+                self.clean(name) if isinstance(name, str) else name: (
+                    self.member(str(name), item)[0] if isinstance(item, str) else self.json(item)
+                )
+                for name, item in value.items()
+            }
+        return value
+
     def clean(self, text: str) -> str:
         """Return a text without secrets, uncounted. Raises StateError."""
         return self.text(text)[0]
@@ -369,15 +386,4 @@ def mask(text: str) -> str:
 
 def mask_json(value: Any) -> Any:
     """Return JSON data with the secrets in its strings masked, for display."""
-    if isinstance(value, str):
-        return mask(value)
-    if isinstance(value, (list, tuple)):
-        return [mask_json(item) for item in value]
-    if isinstance(value, dict):
-        return {
-            mask(name) if isinstance(name, str) else name: (
-                MASK.member(str(name), item)[0] if isinstance(item, str) else mask_json(item)
-            )
-            for name, item in value.items()
-        }
-    return value
+    return MASK.json(value)

@@ -1,6 +1,7 @@
 """A plan that was shown and confirmed: later writes are neither overwritten nor left unsaid."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from agent_checkpoint.cli.output import Output
 from agent_checkpoint.workspace.restore import atomic_rename
 from tests.cli.scene import Scene, scene
+from tests.cli.test_rewind import running_claude
 from tests.cli.world import run
 
 Answer = Callable[..., "list[str]"]
@@ -128,3 +130,53 @@ def test_rewind_asks_again_if_files_have_changed(work: Scene, answer: Answer, th
     assert path.read_text() == ("print(2)\n" if then else "written since")
     assert len(work.transcript.read_text().splitlines()) == (2 if then else 3)
     assert run("rewind", "--json", at=work.workspace).data["finished"] is None
+
+
+@pytest.mark.parametrize("then", [True, False])
+@pytest.mark.parametrize("only", [(), ("--only", "conversation")])
+def test_rewind_asks_again_if_the_transcript_was_replaced(
+    work: Scene, answer: Answer, only: "tuple[str, ...]", then: bool
+) -> None:
+    other = work.place / "other.jsonl"
+    other.write_text('{"n": 7}\n')
+    asked = answer(lambda: other.replace(work.transcript), then=then)
+    done = run("rewind", "@1", *only, at=work.workspace)
+    assert len(asked) == 2, done
+    assert "The conversation has changed since the preview: nothing was done." in done.out
+    assert "which was rewritten since" in done.out
+    assert done.status == (0 if then else 4)
+    assert len(work.transcript.read_text().splitlines()) == (2 if then else 1)
+
+
+def test_rewind_asks_again_if_the_directory_of_the_transcript_leads_elsewhere(
+    work: Scene, answer: Answer
+) -> None:
+    for name in ("here", "there"):
+        (work.place / name).mkdir()
+    work.transcript = work.transcript.rename(work.place / "here" / "transcript.jsonl")
+    kept = work.place / "there" / "transcript.jsonl"
+    kept.write_text('{"of": "another"}\n')
+    link = work.place / "link"
+    link.symlink_to("here")
+    work.transcript = link / "transcript.jsonl"
+    work.tool(4)
+    work.tool(5)
+
+    def lead_elsewhere() -> None:
+        link.unlink()
+        link.symlink_to("there")
+
+    asked = answer(lead_elsewhere, then=False)
+    done = run("rewind", "@3", at=work.workspace)
+    assert len(asked) == 2, done
+    assert str(kept) in done.out
+    assert kept.read_text() == '{"of": "another"}\n'
+
+
+def test_rewind_is_refused_if_the_agent_was_started_since(work: Scene, answer: Answer) -> None:
+    with ExitStack() as ended:
+        asked = answer(lambda: ended.enter_context(running_claude(work)), then=True)
+        done = run("rewind", "@1", at=work.workspace)
+        assert (len(asked), done.status) == (1, 4)
+        assert "has this session open" in done.err
+    assert len(work.transcript.read_text().splitlines()) == 3

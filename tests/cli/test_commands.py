@@ -177,6 +177,7 @@ def test_doctor_tells_what_works() -> None:
         "reflink",
         "zstd",
         "orjson",
+        "isal",
         "chunking",
         "cloudpickle",
         "rich",

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import agent_checkpoint
-from agent_checkpoint.cli.hints import HINTS, error_text
+from agent_checkpoint.cli.hints import HINTS, command_line, error_text
 from agent_checkpoint.errors import Hint, NotFoundError, UnsafeWorkspaceError, WorkspaceError
+from agent_checkpoint.formatting import without_password
 from agent_checkpoint.present.graph_lanes import LaneNode, draw_lanes
 from tests.cli.world import opened, run, run_process
 
@@ -47,6 +48,29 @@ def test_every_suggested_command_is_for_the_same_store(place: Path, tmp_path: Pa
     assert suggested(unknown.err) == [[*begin, "keys"]]
     below = run(*begin, "save", at=_made(place / "src"))
     assert [*begin, "save", "."] in suggested(below.out)
+
+
+def test_so_are_those_about_a_copied_key(place: Path, tmp_path: Path) -> None:
+    begin = ["--store", str(tmp_path / "copy")]
+    key = run("--store", tmp_path / "store", "save", "--json", at=place).data["key"]
+    assert run("copy", tmp_path / "store", tmp_path / "copy").status == 0
+    expected = [[*begin, "save", "--mine", key], [*begin, "restore", key, "--into", "DIR"]]
+    assert suggested(run(*begin, "log", at=place).err) == expected
+    assert suggested(run(*begin, "save", at=place).out)[1:] == expected
+    assert run(*expected[0], at=place).status == 0
+    other = run(*begin, "log", at=_made(tmp_path / "other"))
+    assert suggested(other.err) == [[*begin, "save"], [*begin, "keys"]]
+
+
+def test_a_password_of_the_store_is_not_repeated() -> None:
+    for store in ("postgresql://me:secret@host/db?schema=a", "pq:///db?scram_client_key=secret"):
+        assert "secret" not in command_line("log", store)
+        assert "secret" not in error_text(NotFoundError("Use `agent-checkpoint keys`."), store)
+    assert command_line("log", "postgresql://me:secret@host/db?schema=a") == (
+        "agent-checkpoint --store 'postgresql://me@host/db?schema=a' log"
+    )
+    for store in ("a:b@c/d?password=e", "sqlite:///a:b@c", "postgresql://me@host/db?a=b&c=d"):
+        assert without_password(store) == store
 
 
 def test_so_are_those_about_a_store(place: Path, tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ CODEX = "codex/019a8b1c-6f5e-7c31-9a44-2f1d8f0c7b55"
 GEMINI = "gemini/c0f6b5de-8d30-4d75-8a49-93b2f3f2a0a9"
 QWEN = "qwen/7d6f2f63-0a5e-4f37-9c3c-58f1f6f7d3a4"
 COPILOT = "copilot/f1d93dc5-989e-4806-8a00-4b97872e1251"
+CLINE = "cline/1794966528520_b1x5w"
+GOOSE = "goose/20261118_1"
 OPENCODE = "opencode/ses_e148d62caffewiYahowtnbaTW7"
 LABELS = {
     "claude-code.post-tool-use": (CLAUDE, "Bash sed -i s/old/new/ src/app.py"),
@@ -35,6 +37,9 @@ LABELS = {
     "gemini.before-tool": (GEMINI, "before write_file src/app.py"),
     "qwen.post-tool-use": (QWEN, "run_shell_command sed -i s/old/new/ src/app.py"),
     "copilot.post-tool-use": (COPILOT, "Bash sed -i s/old/new/ src/app.py"),
+    "cline.post-tool-use": (CLINE, "run_commands sed -i s/old/new/ src/app.py"),
+    "goose.post-tool-use": (GOOSE, "shell sed -i s/old/new/ src/app.py"),
+    "goose.user-prompt-submit": (GOOSE, "prompt: Rename old to new in all files."),
     "opencode.post-tool-use": (OPENCODE, "bash sed -i s/old/new/ src/app.py"),
 }
 
@@ -74,14 +79,17 @@ def test_an_event_becomes_a_checkpoint(
     assert process.returncode == 0
     assert printed == (b"" if is_told and agent != "gemini" else b"{}\n")
     key, label = LABELS[name]
-    if agent in ("qwen", "copilot", "opencode") and not is_told:
-        return  # their events look like those of other agents
+    if agent in ("qwen", "copilot", "opencode", "cline", "goose") and not is_told:
+        return  # their events look like those of other agents, or name no directory
     assert direct.keys() == [key]
     (row,) = direct.history(key)
     assert row["label"].startswith(label)
     assert len(row["label"]) <= 100
-    ids = [call.get("tool_use_id") for call in event.get("tool_calls", [event])]
-    assert {f"event:{event['hook_event_name']}", *filter(None, ids)} <= set(row["tags"])
+    field, name_of = (
+        ("tool_call_id", "event") if agent == "goose" else ("tool_use_id", "hook_event_name")
+    )
+    ids = [call.get(field) for call in event.get("tool_calls", [event])]
+    assert {f"event:{event[name_of]}", *filter(None, ids)} <= set(row["tags"])
     with direct.manager() as manager:
         checkpoint = manager.store.head(key)
         assert checkpoint is not None

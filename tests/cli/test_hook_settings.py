@@ -20,12 +20,13 @@ from agent_checkpoint.agents.settings.agent_settings import (
     uninstall,
 )
 from agent_checkpoint.agents.settings.jsonc import parse
+from agent_checkpoint.agents.settings.plugin_files import PLUGIN_AGENTS
 from agent_checkpoint.errors import InvalidInputError
 from tests.cli.scene import Scene, scene
 from tests.cli.test_hook import CLAUDE
 from tests.cli.world import run
 
-JSON_AGENTS = [agent for agent in AGENTS if agent != "opencode"]
+JSON_AGENTS = [agent for agent in AGENTS if agent not in PLUGIN_AGENTS]
 OWN = """{
     // what a person wrote
     "theme": "dark", /* and
@@ -127,23 +128,24 @@ def test_a_file_of_ours_alone_is_taken_away(agent: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_plug_in_of_opencode(tmp_path: Path) -> None:
+@pytest.mark.parametrize("agent", PLUGIN_AGENTS)
+def test_a_plug_in(agent: str, tmp_path: Path) -> None:
     path = tmp_path / "plugins" / "agent-checkpoint.js"
-    assert install("opencode", path, "/a store")
-    assert installed("opencode", path)
-    assert store_of("opencode", path) == "/a store"
-    assert json.dumps(command_of("opencode", "/a store")) in path.read_text()
-    assert not install("opencode", path, "/a store")
-    path.write_text(path.read_text().replace("session.idle", "session.other"))  # another version
-    assert not installed("opencode", path)
-    assert install("opencode", path)
-    assert installed("opencode", path)
-    assert uninstall("opencode", path)
-    assert not uninstall("opencode", path)
+    assert install(agent, path, "/a store")
+    assert installed(agent, path)
+    assert store_of(agent, path) == "/a store"
+    assert json.dumps(command_of(agent, "/a store")) in path.read_text()
+    assert not install(agent, path, "/a store")
+    path.write_text(path.read_text().replace("Stop", "Other"))  # another version
+    assert not installed(agent, path)
+    assert install(agent, path)
+    assert installed(agent, path)
+    assert uninstall(agent, path)
+    assert not uninstall(agent, path)
     path.write_text("// mine\n")
     with pytest.raises(InvalidInputError, match="not a plug-in of agent-checkpoint"):
-        install("opencode", path)
-    assert not uninstall("opencode", path)
+        install(agent, path)
+    assert not uninstall(agent, path)
     assert path.read_text() == "// mine\n"
 
 
@@ -472,8 +474,8 @@ def test_a_word_that_nobody_knows(word: str, work: Scene) -> None:
     assert (done.returncode, done.stdout) == (1, b"")  # 2 would block the agent's call
     assert f"Unknown argument '{word}'" in done.stderr.decode()
     assert (
-        "install, uninstall, status, stop, claude-code, codex, gemini, qwen, copilot, opencode."
-        in done.stderr.decode()
+        "install, uninstall, status, stop, claude-code, codex, gemini, qwen, copilot, opencode, "
+        "cline, goose." in done.stderr.decode()
     )
 
 
@@ -496,3 +498,16 @@ def test_files_that_look_like_secrets_are_named(tmp_path: Path) -> None:
     assert "Left out from now on, by .checkpointignore: .env" in ran.out
     assert (project / ".checkpointignore").read_text() == "/.env\n"
     assert "secrets" not in run("hook", "install", "claude-code", at=project).out
+
+
+def test_a_password_in_the_store_url_reaches_no_settings(tmp_path: Path) -> None:
+    words = ["--store", "postgresql://me:secret@host/db", "hook", "install", "codex", "--project"]
+    refused = run(*words, at=tmp_path)
+    assert (refused.status, list(tmp_path.iterdir())) == (2, [])
+    assert "has a password" in refused.err
+    assert "secret" not in refused.err
+    path = tmp_path / ".codex" / "hooks.json"
+    install("codex", path, words[1])  # as version 0.1 did
+    assert "secret" in path.read_text()
+    for form in ([], ["--json"]):
+        assert "secret" not in run("hook", "status", *form, at=tmp_path).out

@@ -16,12 +16,15 @@ from agent_checkpoint.agents.settings.agent_settings import (
     store_of,
     uninstall,
 )
+from agent_checkpoint.agents.settings.plugin_files import PLUGIN_AGENTS
 from agent_checkpoint.errors import CheckpointError, InvalidInputError, StorageError
 from tests.cli.world import run
 
 EVERYTHING = pytest.mark.parametrize("agent", AGENTS)
-WITH_JSON = pytest.mark.parametrize("agent", [agent for agent in AGENTS if agent != "opencode"])
-"""opencode has a plug-in of ours, and no settings of the user beside it."""
+WITH_JSON = pytest.mark.parametrize(
+    "agent", [agent for agent in AGENTS if agent not in PLUGIN_AGENTS]
+)
+"""The others have a plug-in of ours, and no settings of the user beside it."""
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +142,7 @@ def test_a_directory_that_a_project_links_elsewhere_is_not_written_to(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / path.name).write_text("{}")
-    path.parent.parent.mkdir(exist_ok=True)
+    path.parent.parent.mkdir(parents=True, exist_ok=True)
     path.parent.symlink_to(elsewhere)
     with pytest.raises(CheckpointError, match="is a symbolic link; links in a project"):
         install(agent, path, "", project)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.backends.full_disks import fill, read_only, small_disk
 from tests.cli.scene import Scene, scene
 
 
@@ -31,6 +32,7 @@ def status(work: Scene, agent: str, scope: str = "user", **environment: str) -> 
         ("gemini", "GEMINI_CLI_HOME", ".gemini/settings.json"),
         ("copilot", "COPILOT_HOME", "hooks/agent-checkpoint.json"),
         ("opencode", "XDG_CONFIG_HOME", "opencode/plugins/agent-checkpoint.js"),
+        ("cline", "CLINE_DIR", "plugins/agent-checkpoint.js"),
     ],
 )
 def test_settings_that_a_variable_moves(
@@ -67,7 +69,7 @@ def test_an_agent_without_a_hook(work: Scene, tmp_path: Path) -> None:
     assert status(work, "copilot", PATH=path)["problems"] == []
 
 
-@pytest.mark.parametrize("agent", ["codex", "opencode"])
+@pytest.mark.parametrize("agent", ["codex", "opencode", "cline"])
 def test_a_hook_whose_program_is_gone(agent: str, work: Scene) -> None:
     work.command("hook", "install", agent)
     file = Path(status(work, agent)["file"])
@@ -78,6 +80,17 @@ def test_a_hook_whose_program_is_gone(agent: str, work: Scene) -> None:
     assert "outdated" in work.command("hook", "status")
     work.command("hook", "install", agent)
     assert not status(work, agent)["outdated"]
+
+
+def test_a_project_that_ships_hooks_of_another_machine(work: Scene) -> None:
+    work.command("hook", "install", "claude-code", "--project")
+    file = Path(status(work, "claude-code", "project")["file"])
+    file.write_text(file.read_text().replace(sys.executable, "/gone/python"))
+    (problem, *_) = status(work, "claude-code", "project")["problems"]
+    assert "runs /gone/python, which does not exist" in problem
+    assert problem.endswith("`agent-checkpoint hook install claude-code --project` again.")
+    work.command("hook", "install", "claude-code", "--project")  # as it says
+    assert not status(work, "claude-code", "project")["outdated"]
 
 
 def test_what_was_received_and_saved(work: Scene) -> None:
@@ -186,3 +199,53 @@ def test_all_agents_that_are_here_are_installed_at_once(work: Scene) -> None:
     work.command("hook", "uninstall", "--all", PATH=path)
     assert not status(work, "codex")["installed"]
     assert "or use --all" in work.command("hook", "install", status=2)
+
+
+def test_a_full_disk_that_has_the_log_too(work: Scene) -> None:
+    with small_disk("tmpfs", work.place, 4) as disk:
+        place = {"AGENT_CHECKPOINT_HOME": str(disk)}
+        work.command("hook", "install", "codex")
+        assert json.loads(work.command("hook", "status", "--json", **place))["problems"] == []
+        fill(disk)
+        work.hook("codex", work.event("codex.post-tool-use"), **place)
+        assert (disk / "hook" / "hook.log").read_text() == ""  # the failure is told nowhere else
+        told = work.command("hook", "status", **place)
+        assert f"Nothing is saved. Write refused: the file system of {disk}" in told
+
+
+def test_a_store_that_is_read_only(work: Scene) -> None:
+    with small_disk("tmpfs", work.place, 4) as disk:
+        work.command("--store", str(disk / "store"), "hook", "install", "codex")
+        assert "Nothing is saved" not in work.command("hook", "status")
+        with read_only(disk):
+            told = work.command("hook", "status")
+        assert f"Nothing is saved: {disk} is read-only" in told
+
+
+def test_hooks_in_settings_that_a_project_has_committed(work: Scene) -> None:
+    work.command("hook", "install", "claude-code", "--project")
+    file = Path(status(work, "claude-code", "project")["file"])
+    shared = file.with_name("settings.json")
+    shared.write_text(file.read_text().replace(sys.executable, "/gone/python"))
+    file.unlink()
+    found = status(work, "claude-code", "shared")
+    assert (found["file"], found["outdated"]) == (str(shared), True)
+    assert "runs /gone/python, which does not exist" in found["problems"][0]
+    assert found["problems"][0].endswith("and remove the entries of that file.")
+    shared.write_text("{}")
+    assert str(shared) not in work.command("hook", "status")
+    shared.write_text("{")
+    assert f"Cannot parse '{shared}'" in work.command("hook", "status")
+
+
+def test_two_installations(work: Scene) -> None:
+    work.command("hook", "install", "gemini")
+    assert "saved twice" not in work.command("hook", "status")
+    work.command("hook", "install", "gemini", "--project")
+    told = status(work, "gemini", "project")["problems"]
+    assert "so an event may be saved twice. Keep one: " in told[-1]
+    assert told[-1].endswith(
+        "`agent-checkpoint hook uninstall gemini --project` removes that of the project."
+    )
+    work.command("hook", "uninstall", "gemini", "--project")
+    assert "saved twice" not in work.command("hook", "status")

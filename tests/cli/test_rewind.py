@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -564,6 +565,12 @@ def test_between_parallel_calls_no_conversation_can_continue(late: Scene) -> Non
 
 @pytest.fixture
 def running(work: Scene) -> "Iterator[subprocess.Popen[bytes]]":
+    with running_claude(work) as process:
+        yield process
+
+
+@contextmanager
+def running_claude(work: Scene) -> "Iterator[subprocess.Popen[bytes]]":
     """A process called `claude` that has reported a tool call and waits for its input to end."""
     claude = work.place / "claude"
     claude.symlink_to("/bin/sh")
@@ -580,10 +587,12 @@ def running(work: Scene) -> "Iterator[subprocess.Popen[bytes]]":
     assert process.stdout is not None
     assert process.stdin is not None
     assert process.stdout.readline() == b"done\n"
-    yield process
-    process.stdin.close()
-    process.stdout.close()
-    process.wait()
+    try:
+        yield process
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        process.wait()
 
 
 def test_a_running_agent_is_noticed(work: Scene, running: "subprocess.Popen[bytes]") -> None:

@@ -21,19 +21,21 @@ PATHS = ["one.txt", "two.txt", "three.txt", "below/four.txt", "below/deep/five.t
 class Shared:
     """A directory in which sessions of Claude Code work, and the events that they send."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, *, watch: bool = False) -> None:
         self.place = place
         (place / ".git").mkdir(parents=True)
-        self.saver = EventSaver(watch=False)
+        self.saver = EventSaver(watch=watch)
         self.numbers = iter(range(10_000))
 
-    def send(self, session: str, name: str, use: str, **more: Any) -> None:
+    def send(
+        self, session: str, name: str, use: str, agent: str = "claude-code", **more: Any
+    ) -> None:
         event = {"hook_event_name": name, "session_id": session, "cwd": str(self.place), **more}
         if use:
             event.update({"tool_name": "Bash", "tool_input": {}, **more, "tool_use_id": use})
         places = tuple(os.environ.get(variable, "") for variable in LOCATION_VARIABLES)
         data = json.dumps(event).encode()
-        self.saver.save(Request("claude-code", "", "", "", places, data))
+        self.saver.save(Request(agent, "", "", "", places, data))
 
     def write(self, path: str, text: str) -> None:
         (self.place / path).parent.mkdir(parents=True, exist_ok=True)

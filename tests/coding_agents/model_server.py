@@ -54,7 +54,7 @@ class ModelServer(ThreadingHTTPServer):
         """Return the items of the answer, each with an id of its own."""
         with self.lock:
             reply: Reply = (SUMMARY,)
-            if request.get("tools") and not _asks_for_summary(request):
+            if request.get("tools") and not _is_beside_the_conversation(request):
                 self.before_answer(len(self.heard))
                 self.heard.append(HEARD[dialect](request))
                 self.raw.append(request)
@@ -68,10 +68,13 @@ class ModelServer(ThreadingHTTPServer):
             return found
 
 
-def _asks_for_summary(request: "dict[str, Any]") -> bool:
-    """Return whether an agent asks for a summary of the conversation, or for memories of it."""
+def _is_beside_the_conversation(request: "dict[str, Any]") -> bool:
+    """Return whether it asks for a summary, for memories, or for what the user may type next."""
     last = json.dumps((request.get("messages") or request.get("input") or [""])[-1])
-    asked = ("summary of the conversation", "CONTEXT CHECKPOINT COMPACTION", "Managed memory has")
+    asked = (
+        *("summary of the conversation", "CONTEXT CHECKPOINT COMPACTION"),
+        *("Managed memory has", "[SUGGESTION MODE:"),
+    )
     return any(words in last for words in asked)
 
 

@@ -10,6 +10,8 @@ import os
 import platform
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -89,6 +91,9 @@ class Program:
 
     rewinds_conversation = True
     """Whether the conversation is rewound, not only the files."""
+
+    resumes = True
+    """Whether it resumes a session headless, with a prompt."""
 
     on_terminal = False
     """Whether it runs on a terminal, not headless."""
@@ -340,8 +345,7 @@ class QwenCode(Program):
     shell = "run_shell_command"
 
     def set_up(self) -> None:
-        script = install(self.package) / "@qwen-code" / "qwen-code" / "cli-entry.js"
-        self.program = [node(), str(script)]
+        self.program = [node(), str(install(self.package) / ".bin" / "qwen")]
         self.environment.update(
             ANTHROPIC_API_KEY="x",
             ANTHROPIC_BASE_URL=self.model.url,
@@ -437,7 +441,94 @@ class OpenCode(Program):
         self.session = self.command("rewind")["key"].partition("/")[2]
 
 
+class Cline(Program):
+    agent = "cline"
+    package = "cline@3.0.65"
+    dialect = "anthropic"
+    shell = "run_commands"
+    rewinds_conversation = False
+    resumes = False
+
+    def set_up(self) -> None:
+        modules = install(self.package) / "@cline"
+        self.program = modules / f"cli-{sys.platform}-{_ARCH}" / "bin" / "cline"
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.environment["CLINE_HUB_PORT"] = str(free.getsockname()[1])
+        # A plug-in that loads more slowly is left out.
+        self.environment["CLINE_PLUGIN_IMPORT_TIMEOUT_MS"] = "120000"
+        chosen = {
+            "provider": "anthropic",
+            "apiKey": "x",
+            "model": "claude-sonnet-4-5",
+            "baseUrl": f"{self.model.url}/v1",
+        }
+        settings = self.home / ".cline" / "data" / "settings" / "providers.json"
+        settings.parent.mkdir(parents=True)
+        found = {"settings": chosen, "updatedAt": "2026-11-18T00:00:00Z", "tokenSource": "manual"}
+        about = {"version": 1, "lastUsedProvider": "anthropic", "modes": {}}
+        settings.write_text(json.dumps({**about, "providers": {"anthropic": found}}))
+
+    def _command(self, *words: str) -> "list[str]":
+        return [str(self.program), "--json", "-P", "anthropic", *words]
+
+    def start(self, prompt: str) -> "list[str]":
+        return self._command(prompt)
+
+    def resume(self, prompt: str) -> "list[str]":
+        return self._command("--id", self.session, prompt)
+
+    def turn(self, command: "list[str]", requests: int, *, is_whole: bool = True) -> None:
+        super().turn(command, requests, is_whole=is_whole)
+        self.session = self.command("rewind")["key"].partition("/")[2]
+
+    def ask(self, command: str) -> Ask:
+        return Ask(self.shell, {"commands": [command]})
+
+    def close(self) -> None:
+        """Stop the process in the background, too, which outlives a session."""
+        super().close()
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                is_hub = b"--cline-hub-daemon" in (path / "cmdline").read_bytes()
+                home = f"HOME={self.home}".encode() in (path / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if is_hub and home:
+                os.kill(int(path.name), signal.SIGKILL)
+
+
+class Goose(Program):
+    agent = "goose"
+    package = f"@aaif/goose-binary-{sys.platform}-{_ARCH}@1.52.0"
+    dialect = "anthropic"
+    shell = "shell"
+    rewinds_conversation = False
+
+    def set_up(self) -> None:
+        name = self.package.rpartition("@")[0]
+        self.program = install(self.package) / name / "bin" / "goose"
+        self.environment.update(
+            GOOSE_PROVIDER="anthropic",
+            GOOSE_MODEL="claude-sonnet-4-5",
+            GOOSE_MODE="auto",
+            GOOSE_DISABLE_KEYRING="1",
+            GOOSE_TELEMETRY_ENABLED="false",
+            ANTHROPIC_HOST=self.model.url,
+            ANTHROPIC_API_KEY="x",
+        )
+
+    def start(self, prompt: str) -> "list[str]":
+        return [str(self.program), "run", "-t", prompt]
+
+    def resume(self, prompt: str) -> "list[str]":
+        return [str(self.program), "run", "--resume", "--session-id", self.session, "-t", prompt]
+
+    def turn(self, command: "list[str]", requests: int, *, is_whole: bool = True) -> None:
+        super().turn(command, requests, is_whole=is_whole)
+        self.session = self.command("rewind")["key"].partition("/")[2]
+
+
 PROGRAMS: "dict[str, type[Program]]" = {
     program.agent: program
-    for program in (ClaudeCode, Codex, GeminiCli, QwenCode, CopilotCli, OpenCode)
+    for program in (ClaudeCode, Codex, GeminiCli, QwenCode, CopilotCli, OpenCode, Cline, Goose)
 }

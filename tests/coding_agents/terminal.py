@@ -56,13 +56,23 @@ class Terminal:
         wait_until(condition, lambda: self._drawn[-4000:].decode(errors="replace"))
 
     def close(self) -> None:
-        """Close the window: the agent is told to end; kill it if it does not."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGHUP)
-        try:
-            self.process.wait(_EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        """Close the window: the agent is told to end; kill it if it does not.
+
+        The process that was started may end before its child, which still runs hooks then.
+        """
+        until = time.monotonic() + _EXIT_SECONDS
+        self._signal(signal.SIGHUP)
+        while self.process.poll() is None or self._signal(0):
+            if time.monotonic() > until:
+                self._signal(signal.SIGKILL)
+            time.sleep(0.05)
         os.close(self._main)
         self._reader.join()
+
+    def _signal(self, number: int) -> bool:
+        """Send a signal to the agent and its children; return whether there are any."""
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError:
+            return False
+        return True

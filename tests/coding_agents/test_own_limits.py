@@ -1,21 +1,26 @@
-"""What agents add to a resumed conversation by themselves: shown without our hook.
+"""What agents do to a resumed conversation by themselves: shown without our hook.
 
-The comparisons of `test_story` leave these items out. A test fails here once an agent stops adding
-them; then `Program.filler` or `Program.doubles_results` goes, too.
+The comparisons of `test_story` leave out what an agent adds, and what it cannot resume. A test
+fails here once an agent behaves otherwise; then `Program.filler`, `Program.doubles_results` or
+`Program.resumes` goes, too.
 """
 
+import json
+import os
+import signal
 import subprocess
 from threading import Event
 
 import pytest
 
-from tests.coding_agents.programs import Program
+from tests.coding_agents.programs import Cline, Program
 from tests.coding_agents.terminal import wait_until
 
 pytestmark = pytest.mark.slow
 
 RESULT = "42 files"
-COMMAND = "echo $((6 * 7)) files"
+COMMAND = "printf '%s files' 42"
+"""Its text is not its result, and has no `$(`, which Gemini CLI refuses."""
 
 
 def has_result(program: Program) -> bool:
@@ -39,10 +44,12 @@ def test_the_filler_of_a_conversation_that_ends_with_a_result(program: Program) 
     program.model.before_answer = hold_the_answer
     program.model.script = [(program.ask(COMMAND),), ("too late",)]
     command = program.start("count")
-    with subprocess.Popen(command, cwd=program.project, env=program.environment) as agent:
+    with subprocess.Popen(
+        command, cwd=program.project, env=program.environment, start_new_session=True
+    ) as agent:
         asked.wait()
         wait_until(lambda: has_result(program))
-        agent.kill()
+        os.killpg(agent.pid, signal.SIGKILL)  # Gemini CLI is a process and its child
     killed.set()
     wait_until(lambda: len(program.model.heard) == 2)
     program.run(program.resume("go on"))
@@ -62,3 +69,18 @@ def test_results_that_are_told_twice(program: Program) -> None:
     results = [item for item in program.model.heard[-1] if item[0] == "result"]
     assert len(results) == 2
     assert results[0] == results[1]
+
+
+def test_a_session_that_is_not_resumed_headless(program: Program) -> None:
+    """Cline has an option to resume a session, but only for its terminal user interface."""
+    assert program.resumes != isinstance(program, Cline)
+    if not isinstance(program, Cline):
+        return
+    program.command("hook", "uninstall", program.agent)
+    program.model.script = [("done",), ("continued",)]
+    program.run(program.start("count the files"))
+    (found,) = json.loads(program.run([str(program.program), "history", "--json"]))
+    program.session = found["sessionId"]
+    with pytest.raises(AssertionError, match="interactive mode is unsupported"):
+        program.run(program.resume("go on"))
+    assert len(program.model.heard) == 1

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.coding_agents.programs import Codex, Program
+from tests.coding_agents.programs import Cline, Codex, Program
+from tests.coding_agents.terminal import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -33,21 +34,28 @@ def test_a_sub_directory_of_a_repository(program: Program) -> None:
         assert status(program)["problems"] == []
 
 
+MOVED = {
+    "claude-code": ("CLAUDE_CONFIG_DIR", ".claude", "."),
+    "codex": ("CODEX_HOME", ".codex", "."),
+    "gemini": ("GEMINI_CLI_HOME", ".gemini", ".gemini"),
+    "qwen": ("QWEN_HOME", ".qwen", "."),
+    "copilot": ("COPILOT_HOME", ".copilot", "."),
+    "opencode": ("XDG_CONFIG_HOME", ".config", "."),
+    "cline": ("CLINE_DIR", ".cline", "."),
+}
+"""The variable that moves settings, their directory, and the one in the new place."""
+
+
 def test_settings_in_another_place(program: Program) -> None:
-    variables = {"claude-code": "CLAUDE_CONFIG_DIR", "codex": "CODEX_HOME", "qwen": "QWEN_HOME"}
-    variable = variables.get(program.agent)
+    if program.agent not in MOVED:
+        return  # no variable moves the settings of goose
+    variable, usual, name = MOVED[program.agent]
     moved = program.home / "moved"
     program.command("hook", "uninstall", program.agent)
-    if variable is None:
-        program.environment["GEMINI_CLI_HOME"] = str(moved)
-        (program.home / ".gemini").rename(moved.parent / "x")
+    program.environment[variable] = str(moved)
+    if (program.home / usual).exists():
         moved.mkdir()
-        (moved.parent / "x").rename(moved / ".gemini")
-    else:
-        program.environment[variable] = str(moved)
-        usual = program.home / {"codex": ".codex", "qwen": ".qwen"}.get(program.agent, ".claude")
-        if usual.exists():
-            usual.rename(moved)
+        (program.home / usual).rename(moved / name if name != "." else moved)
     program.command("hook", "install", program.agent)
     program.model.script = [(program.ask("echo 1 > f1.txt"),), ("done",)]
     program.run(program.start("make a file"))
@@ -102,3 +110,16 @@ def test_codex_runs_only_hooks_that_were_reviewed(program: Program) -> None:
     assert status(program)["last_checkpoint"] is not None
     assert any("f2.txt" in row["label"] for row in program.command("rewind")["checkpoints"])
     assert Path(status(program)["file"]).name == "hooks.json"
+
+
+def test_a_slow_save_does_not_fail_a_run_of_cline(program: Program) -> None:
+    """Cline fails a run if a hook takes 3 seconds; the save goes on."""
+    if not isinstance(program, Cline):
+        return
+    file = Path(status(program)["file"])
+    before = 'const COMMAND = "'
+    file.write_text(file.read_text().replace(before, f"{before}sleep 5; "))
+    program.model.script = [(program.ask("echo 1 > f1.txt"),), ("done",)]
+    program.run(program.start("make a file"))
+    assert len(program.model.heard) == 2
+    wait_until(lambda: status(program)["last_checkpoint"] is not None)

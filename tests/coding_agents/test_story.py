@@ -43,7 +43,7 @@ class Told:
         self.turns: list[tuple[int, int]] = []
         program.model.before_answer = lambda request: self._write("thinking", request)
         number = 0
-        for turn, (prompt, replies) in enumerate(TURNS):
+        for turn, (prompt, replies) in enumerate(TURNS if program.resumes else TURNS[:1]):
             first = number
             for reply in replies:
                 program.model.script.append(
@@ -110,6 +110,7 @@ def test_every_moment(program: Program, moments: Moments, on_terminal: bool) -> 
         return
     told = Told(program)
     present = program.files()
+    after_parallel = [row for row in told.rows if told.expected(row)[0] == AFTER_PARALLEL]
     inside = []
     for row in told.rows:
         moment, said, expected_files = told.expected(row)
@@ -125,7 +126,10 @@ def test_every_moment(program: Program, moments: Moments, on_terminal: bool) -> 
         if not are_files:
             print(name, "files", program.files(), expected_files, sep="\n   ")
         if not program.rewinds_conversation:
-            assert "keeps conversations in a database" in done["transcript_missing"]
+            if moment == AFTER_PARALLEL and row != after_parallel[-1]:
+                program.command("rewind", done["safety_id"], "--yes")
+                continue  # files of a moment between the calls, which may run one after the other
+            assert "keeps conversations in " in done["transcript_missing"]
             moments.seen(moment, files=are_files, model=False)
             program.command("rewind", done["safety_id"], "--yes")
             continue
@@ -140,7 +144,8 @@ def test_every_moment(program: Program, moments: Moments, on_terminal: bool) -> 
         program.command("rewind", done["safety_id"], "--yes")
         assert program.files() == present
     run = "terminal" if on_terminal else "headless"
-    moments.check(run, only_files=not program.rewinds_conversation)
+    without = () if program.resumes else (NEXT_PROMPT,)
+    moments.check(run, only_files=not program.rewinds_conversation, without=without)
     assert all(any(f"f{number}" in name for number in PARALLEL) for name in inside)
 
 

@@ -2,8 +2,9 @@
 
 The formats are those documented by Claude Code 2.1.145 (hooks reference), Codex 0.129
 (`codex-rs/hooks/schema`), Gemini CLI 0.26 (`docs/hooks/reference.md`), Qwen Code 0.24 and Copilot
-CLI 1.0 (events with the names of Claude Code), or newer. opencode 1.18 has plug-ins; ours sends
-events in the format of Claude Code. Unknown fields are ignored; required fields are checked.
+CLI 1.0 (events with the names of Claude Code), goose 1.52 (its fields have other names), or newer.
+opencode 1.18 and Cline 3.0 have plug-ins; ours send events in the format of Claude Code. Unknown
+fields are ignored; required fields are checked.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from typing import Any
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import short_repr
+from agent_checkpoint.redaction import Redactor
 
 CLAUDE, CODEX, GEMINI, QWEN = "claude-code", "codex", "gemini", "qwen"
-COPILOT, OPENCODE = "copilot", "opencode"
-AGENTS = (CLAUDE, CODEX, GEMINI, QWEN, COPILOT, OPENCODE)
+COPILOT, OPENCODE, CLINE, GOOSE = "copilot", "opencode", "cline", "goose"
+AGENTS = (CLAUDE, CODEX, GEMINI, QWEN, COPILOT, OPENCODE, CLINE, GOOSE)
 
 BEFORE, AFTER, BATCH, TURN = "before", "after", "batch", "turn"
 """Phases: before a tool call, after a tool call, after a batch of calls, or between turns."""
@@ -31,12 +33,20 @@ PROGRAMS = {
     QWEN: "qwen",
     COPILOT: "copilot",
     OPENCODE: "opencode",
+    CLINE: "cline",
+    GOOSE: "goose",
 }
 """The name of each agent's program."""
 NEEDS_MESSAGES = (CLAUDE, GEMINI)
 """Agents that do not resume a session in which nothing was said."""
-WITHOUT_TRANSCRIPT = (OPENCODE,)
-"""Agents that keep conversations in a database, which is not rewound."""
+FINDS_BY_PATH = (GEMINI, QWEN)
+"""Agents that resume a session only in a directory with the path in which it began."""
+WITHOUT_TRANSCRIPT = {
+    OPENCODE: "opencode keeps conversations in a database; its own /undo changes them",
+    CLINE: "cline keeps conversations in files of its background process",
+    GOOSE: "goose keeps conversations in a database",
+}
+"""Agents whose conversation is not rewound, and why."""
 
 _MOMENTS = {
     "PreToolUse": BEFORE,
@@ -45,6 +55,12 @@ _MOMENTS = {
     "PostToolUseFailure": AFTER,
     "AfterTool": AFTER,
     "PostToolBatch": BATCH,
+}
+_FIELDS_OF_GOOSE = {
+    "event": "hook_event_name",
+    "working_dir": "cwd",
+    "tool_call_id": "tool_use_id",
+    "message": "prompt",
 }
 _OF_GEMINI = frozenset(
     {"BeforeTool", "AfterTool", "BeforeAgent", "AfterAgent", "PreCompress", "BeforeModel"}
@@ -62,6 +78,7 @@ _WORDS = {
 }
 _TELLING = (
     "command",
+    "commands",
     "file_path",
     "absolute_path",
     "path",
@@ -150,13 +167,21 @@ def is_prompt(name: str) -> bool:
     return name in ("UserPromptSubmit", "BeforeAgent")
 
 
-def read_event(agent: str, text: bytes, home: str = "") -> Event:
+def read_event(
+    agent: str,
+    text: bytes,
+    home: str = "",
+    redactor: Redactor | None = None,
+    project: str = "",
+) -> Event:
     """Parse an event.
 
     Args:
         agent: the name of the agent; an unknown name is replaced by detection from the event.
         text: the JSON that the agent sent.
         home: the directory of the agent's own files, if a variable has moved it.
+        redactor: removes secrets from the prompt and the arguments of calls, if given.
+        project: the directory of the project, for events of goose that do not name it.
 
     Raises:
         InvalidInputError: `text` is not a valid event.
@@ -167,6 +192,12 @@ def read_event(agent: str, text: bytes, home: str = "") -> Event:
         raise InvalidInputError(f"The hook event is not JSON ({error}).") from None
     if not isinstance(data, dict):
         raise InvalidInputError(f"The hook event must be a JSON object, not {type(data).__name__}.")
+    if agent == GOOSE:
+        named = {_FIELDS_OF_GOOSE.get(field, field): value for field, value in data.items()}
+        data = {"cwd": project, **named}
+    if redactor is not None:
+        said = ("tool_input", "tool_calls", "prompt")
+        data.update((field, redactor.json(data[field])) for field in said if field in data)
     name = _text(data, "hook_event_name")
     transcript = data.get("transcript_path")
     cwd = _text(data, "cwd")

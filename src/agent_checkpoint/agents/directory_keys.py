@@ -2,26 +2,36 @@
 
 `save` writes a directory to its own key. Each checkpoint contains a claim: a record that binds the
 key to the directory, signed with an HMAC under this user's secret. Sessions and coding agents sign
-their directory in the same way. A key whose claim has no valid HMAC is unverified.
+their directory in the same way. A key whose claim has no valid HMAC is unverified. A directory that
+was moved or renamed keeps its keys.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 from agent_checkpoint.agents.agent_events import AGENTS
+from agent_checkpoint.agents.moved_directories import (
+    MovedDirectories,
+    SavedPlace,
+    is_still_at,
+    moved_hint,
+    present_path,
+    record_move,
+)
 from agent_checkpoint.agents.session_note import PART as HOOK
 from agent_checkpoint.agents.session_note import SessionNote, read_note
-from agent_checkpoint.errors import UNUSABLE
+from agent_checkpoint.errors import UNUSABLE, InvalidInputError
 from agent_checkpoint.formatting import one_line, shell_quote
 from agent_checkpoint.named_tuple import NamedTuple
-from agent_checkpoint.records import ROLLBACK_KINDS, Checkpoint, Kind
+from agent_checkpoint.records import ROLLBACK_KINDS, Checkpoint, Kind, short_repr
 from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
 from agent_checkpoint.session.session_record import is_foreign as is_foreign_session
 from agent_checkpoint.store.directory_claims import (
-    is_owned_by_directory,
     newest_readable,
     path_text,
     why_not_owned,
@@ -35,6 +45,7 @@ RESTORED = "restored "
 """The label prefix of the checkpoint that a restore writes."""
 
 _MAX_RESTORES_SKIPPED = 100
+_MOST_NAMED = 3
 
 
 class DirectoryKey(NamedTuple):
@@ -62,25 +73,49 @@ def find_directory_keys(store: Store, directories: list[Path]) -> dict[Path, lis
     Raises:
         StorageError: the medium failed.
     """
-    found: dict[Path, list[DirectoryKey]] = {}
-    claims = _ClaimedDirectories(directories)
-    by_name = {str(directory): directory for directory in directories}
+    return _find(store, directories)[0]
+
+
+def _find(store: Store, directories: list[Path]) -> tuple[dict[Path, list[DirectoryKey]], set[str]]:
+    """Return the keys of each directory, and those of other directories that were there before."""
+    moved, by_key = MovedDirectories(directories), _by_key(directories)
+    by_name = _by_name(directories)
+    rows: list[tuple[Path, DirectoryKey, bool]] = []
+    arrived: set[Path] = set()
+    others: set[str] = set()
     for key in store.list_keys():
         try:
             head = newest_readable(store, key)
             if head is None:
                 continue
-            directory = claims.directory(store, head)
-            is_own = directory is not None and is_directory_key(store, head, directory)
-            directory = directory if is_own else by_name.get(session_directory(store, head) or "")
-            if directory is not None:
-                ts_ns = _last_saved(store, head)
-                found.setdefault(directory, []).append(
-                    DirectoryKey(ts_ns, key, SESSION_PART in head.parts, is_own)
-                )
+            place = _claimed_place(store, head, by_key)
+            is_own = (
+                place is not None
+                and (place.path in by_name or moved.may_be_moved(place))
+                and _is_verified(store, head)
+            )
+            place = place if is_own else _session_place(store, head)
+            if place is None:
+                continue
+            before = by_name.get(place.path)
+            directory = by_name.get(moved.present_path(place))
+            if before is not None and before != directory:
+                others.add(key)
+            if directory is None:
+                continue
+            if before != directory:
+                arrived.add(directory)
+            entry = DirectoryKey(_last_saved(store, head), key, SESSION_PART in head.parts, is_own)
+            rows.append((directory, entry, before == directory and not is_still_at(place)))
         except UNUSABLE:
             continue  # `verify` reports it
-    return {directory: sorted(keys, reverse=True) for directory, keys in found.items()}
+    found: dict[Path, list[DirectoryKey]] = {}
+    for directory, entry, is_replaced in sorted(rows, key=lambda row: row[1], reverse=True):
+        if is_replaced and directory in arrived:  # what was moved here is not what was here before
+            others.add(entry.key)
+        else:
+            found.setdefault(directory, []).append(entry)
+    return found, others
 
 
 class UnverifiedKey(NamedTuple):
@@ -99,13 +134,12 @@ def unverified_keys(store: Store, directory: Path) -> list[UnverifiedKey]:
         StorageError: the medium failed.
     """
     found = []
-    claims = _ClaimedDirectories([directory])
     for key in store.list_keys():
         head = newest_readable(store, key)
         try:
             if (
                 head is None
-                or claims.directory(store, head) is None
+                or not _claims(store, head, directory)
                 or is_directory_key(store, head, directory)
             ):
                 continue
@@ -126,20 +160,102 @@ def unverified_notice(unverified: UnverifiedKey) -> str:
     )
 
 
-class _ClaimedDirectories:
-    """Maps a key to the directory that it claims, verified or not."""
+def bind_moved(store: Store, old: str, directory: Path) -> None:
+    """Record that a saved directory is now at another path, as its user says.
 
-    def __init__(self, directories: list[Path]) -> None:
-        self._by_key = {key_of(directory): directory for directory in directories}
-        self._by_path = {path_text(directory): directory for directory in directories}
+    Args:
+        store: the store with its checkpoints.
+        old: the path that it had.
+        directory: the directory.
 
-    def directory(self, store: Store, head: Checkpoint) -> Path | None:
-        if head.claim is not None:
-            return self._by_path.get(head.claim.path)
-        if natural_key(head.key) in self._by_key:
-            return self._by_key[natural_key(head.key)]
-        note = _own_note(store, head)
-        return None if note is None or note.agent != _FORK else self._by_path.get(note.root)
+    Raises:
+        InvalidInputError: it is still there, or has no checkpoints.
+        StorageError: the move cannot be recorded, or the medium failed.
+    """
+    places = {place for _, place in _verified_places(store) if place.path == old}
+    gone = {place for place in places if not is_still_at(place)}
+    name = short_repr(old, 200)
+    if not places:
+        raise InvalidInputError(f"No checkpoint of yours is of {name}.")
+    if not gone:
+        raise InvalidInputError(
+            f"{name} is still there. A copy has a history of its own: run `agent-checkpoint save`."
+        )
+    for place in gone:
+        record_move(place, str(directory))
+
+
+def gone_notice(store: Store) -> str:
+    """Return what to do if a directory without checkpoints was moved; empty if none is missing.
+
+    Raises:
+        StorageError: the medium failed.
+    """
+    moved = MovedDirectories()
+    latest = sorted(_verified_places(store), reverse=True)
+    gone = [
+        place.path
+        for _, place in latest
+        if moved.present_path(place) == place.path and not is_still_at(place)
+    ]
+    names = list(dict.fromkeys(gone))[:_MOST_NAMED]
+    if not names:
+        return ""
+    return f" Saved, and no longer there: {', '.join(map(one_line, names))}. {moved_hint(names[0])}"
+
+
+def _verified_places(store: Store) -> Iterator[tuple[int, SavedPlace]]:
+    """Iterate over the directories of this user's keys, each with the time of its last save."""
+    for key in store.list_keys():
+        with suppress(*UNUSABLE):  # `verify` reports it
+            head = newest_readable(store, key)
+            if head is None:
+                continue
+            place = _claimed_place(store, head, {})
+            if place is None or not _is_verified(store, head):
+                place = _session_place(store, head)
+            if place is not None:
+                yield head.ts_ns, place
+
+
+def _by_key(directories: Iterable[Path]) -> dict[str, Path]:
+    return {key_of(directory): directory for directory in directories}
+
+
+def _by_name(directories: Iterable[Path]) -> dict[str, Path]:
+    """Return directories by their paths, as claims and as notes write them."""
+    return {write(directory): directory for directory in directories for write in (str, path_text)}
+
+
+def _claimed_place(store: Store, head: Checkpoint, by_key: dict[str, Path]) -> SavedPlace | None:
+    """Return the directory whose own key this claims to be, verified or not.
+
+    Long paths are not in the name of the key, so `by_key` has the directories in question.
+    """
+    if head.claim is not None:
+        return SavedPlace(head.claim.path, head.claim.identity)
+    natural = natural_key(head.key)
+    if natural in by_key:
+        return SavedPlace(path_text(by_key[natural]), "")
+    path = _claimed_path(head)
+    if path is not None:
+        return SavedPlace(path, "")
+    note = _own_note(store, head)
+    return None if note is None or note.agent != _FORK else SavedPlace(note.root, "")
+
+
+def _claims(store: Store, head: Checkpoint, directory: Path) -> bool:
+    """Return whether a key claims to be a directory's own, verified or not."""
+    place = _claimed_place(store, head, _by_key([directory]))
+    return place is not None and place.path in _by_name([directory])
+
+
+def _is_verified(store: Store, head: Checkpoint) -> bool:
+    """Return whether the claim of a key is this user's."""
+    note = None if head.claim is not None else _own_note(store, head)
+    if note is not None and note.agent == _FORK:
+        return note.is_ours  # otherwise saves would go to another user's key
+    return why_not_owned(store, head) is None
 
 
 def nearest_tracked_dir(store: Store, here: Path) -> tuple[Path, str]:
@@ -149,19 +265,19 @@ def nearest_tracked_dir(store: Store, here: Path) -> tuple[Path, str]:
         StorageError: the medium failed.
     """
     around = [here, *here.parents]
-    found = find_directory_keys(store, around)
+    found, others = _find(store, around)
     for directory in around:
         for entry in found.get(directory, ()):
             if entry.is_directory_key:
                 return directory, entry.key
-    return here, own_key(store, here)
+    return here, own_key(store, here, others)
 
 
 def directory_key(store: Store, directory: Path) -> str:
     """Return the directory's own key, to which `save` writes. Raises StorageError."""
-    found = find_directory_keys(store, [directory]).get(directory, ())
-    key = next((entry.key for entry in found if entry.is_directory_key), None)
-    return own_key(store, directory) if key is None else key
+    found, others = _find(store, [directory])
+    own = (entry.key for entry in found.get(directory, ()) if entry.is_directory_key)
+    return next(own, None) or own_key(store, directory, others)
 
 
 def is_directory_key(store: Store, head: Checkpoint, directory: Path) -> bool:
@@ -172,13 +288,10 @@ def is_directory_key(store: Store, head: Checkpoint, directory: Path) -> bool:
         StateError: the secret cannot be read.
         StorageError: the medium failed.
     """
-    key = head.key if natural_key(head.key) == key_of(directory) else ""
-    if head.claim is not None or key:
-        return is_owned_by_directory(store, head, directory, key)
-    note = _own_note(store, head)
-    if note is None or note.agent != _FORK or note.root != str(directory):
+    place = _claimed_place(store, head, _by_key([directory]))
+    if place is None or not _is_verified(store, head):
         return False
-    return note.is_ours  # otherwise saves would go to another user's key
+    return present_path(place, [directory]) in _by_name([directory])
 
 
 def is_foreign(store: Store, checkpoint: Checkpoint) -> bool:
@@ -216,18 +329,29 @@ def _is_restore(checkpoint: Checkpoint) -> bool:
     )
 
 
-def session_directory(store: Store, head: Checkpoint) -> str | None:
-    """Return the verified directory of a session or coding agent; None if there is none."""
+def session_directory(store: Store, head: Checkpoint, near: Iterable[Path] = ()) -> str | None:
+    """Return the verified directory of a session or coding agent; None if there is none.
+
+    Args:
+        store: the store.
+        head: the newest checkpoint of the key.
+        near: directories that may be it, if it was moved.
+    """
+    place = _session_place(store, head)
+    return None if place is None else present_path(place, near)
+
+
+def _session_place(store: Store, head: Checkpoint) -> SavedPlace | None:
     if HOOK in head.parts:
         note = _own_note(store, head)
-        return note.root if note is not None and note.is_ours else None
+        return None if note is None or not note.is_ours else note.place
     if SESSION_PART not in head.parts:
         return None
     meta = read_session_record(store, head)
     # A fork that was never opened contains a copy of the record of its origin.
     if meta is None or meta.workspace is None or meta.key != head.key or not meta.is_bound:
         return None
-    return os.path.realpath(meta.workspace)
+    return SavedPlace(os.path.realpath(meta.workspace), "")
 
 
 def claimed_directory(store: Store, head: Checkpoint) -> str | None:
@@ -248,7 +372,10 @@ def tracked_directory(store: Store, head: Checkpoint) -> str | None:
 
     Raises the same errors as `is_directory_key`.
     """
-    return _claimed_path(head) if why_not_owned(store, head) is None else None
+    path = _claimed_path(head)
+    if path is None or why_not_owned(store, head) is not None:
+        return None
+    return present_path(SavedPlace(path, "" if head.claim is None else head.claim.identity))
 
 
 def _claimed_path(head: Checkpoint) -> str | None:
@@ -283,7 +410,8 @@ def directory_of_files(store: Store, checkpoint: Checkpoint, here: Path) -> Path
     if HOOK in checkpoint.parts:
         note = _own_note(store, checkpoint)
         if note is not None and (note.is_ours or (Path(note.root) == here and not is_imported)):
-            return Path(note.root)
+            around = (here, *here.parents)
+            return Path(present_path(note.place, around) if note.is_ours else note.root)
     if SESSION_PART in checkpoint.parts:
         meta = read_session_record(store, checkpoint)
         if meta is not None and meta.workspace is not None and meta.key == checkpoint.key:
@@ -297,5 +425,6 @@ def directory_of_files(store: Store, checkpoint: Checkpoint, here: Path) -> Path
     if own is not None:
         return own
     if head.claim is not None and not head.key.startswith(WORKSPACE):  # a fork
-        return Path(head.claim.path) if why_not_owned(store, head) is None else None
-    return None if is_imported else _ClaimedDirectories([here]).directory(store, head)
+        path = tracked_directory(store, head)
+        return None if path is None else Path(path)
+    return here if not is_imported and _claims(store, head, here) else None

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from agent_checkpoint.agents.agent_events import Call, Event
+from agent_checkpoint.agents.moved_directories import SavedPlace
 from agent_checkpoint.core.codec.encode import encode
 from agent_checkpoint.core.loading import decode_part
 from agent_checkpoint.errors import IntegrityError, StateError
@@ -13,6 +14,7 @@ from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import Checkpoint, JsonValue, short_repr
 from agent_checkpoint.seal import is_own_claim, seal_claim
 from agent_checkpoint.store.directory_claims import host_of
+from agent_checkpoint.store.directory_identity import identity_of
 from agent_checkpoint.store.store import Store
 
 PART = "hook"
@@ -43,6 +45,10 @@ class SessionNote(NamedTuple):
     """When the tool call began; None if that was not reported."""
     named: tuple[str, ...] = ()
     """Files that the arguments of the call name, relative to the root."""
+    identity: str = ""
+    """The identity of the root, which a rename keeps; empty if unknown."""
+    identity_seal: str | None = None
+    """Its HMAC. Not part of the other one, which version 0.1 verifies."""
     seal: str | None = None
     """HMAC under this user's secret, which proves that this user's hook wrote the paths."""
     host: str = ""
@@ -67,11 +73,15 @@ class SessionNote(NamedTuple):
         host = host_of(store.backend)
         inside = f"{root}/"
         named = tuple(path[len(inside) :] for path in event.named if path.startswith(inside))
-        return cls(*names, event.calls, transcript, host=host, named=named, **more).sealed()
+        note = cls(*names, event.calls, transcript, host=host, named=named, **more)
+        return note._replace(identity=identity_of(root)).sealed()
 
     def sealed(self) -> SessionNote:
         """Return the note with this user's HMAC. Paths of unsigned notes are never written to."""
-        return self._replace(seal=seal_claim(self._sealed_bytes()))
+        return self._replace(
+            identity_seal=seal_claim(self._identity_bytes()) if self.identity else None,
+            seal=seal_claim(self._sealed_bytes()),
+        )
 
     @property
     def is_ours(self) -> bool:
@@ -87,10 +97,22 @@ class SessionNote(NamedTuple):
             members.append(self.host)
         return json.dumps(members, sort_keys=True).encode()
 
+    @property
+    def place(self) -> SavedPlace:
+        """The root, with its identity if this user signed it."""
+        is_own = not self.is_imported and is_own_claim(self._identity_bytes(), self.identity_seal)
+        return SavedPlace(self.root, self.identity if is_own else "")
+
+    def _identity_bytes(self) -> bytes:
+        members = ["directory of hook", self.agent, self.session, self.root, self.host]
+        return json.dumps([*members, self.identity]).encode()
+
     def dump(self) -> JsonValue:
         """Return the encoded part. Raises StateError."""
         found = {name: value for name, value in self._asdict().items() if value is not None}
         del found["host"], found["is_imported"], found["named"]
+        if not self.identity:
+            del found["identity"]
         if self.named:
             found["named"] = [name.encode("utf-8", "replace").decode() for name in self.named]
         return encode({**found, "calls": [list(call) for call in self.calls]}, PART)
@@ -126,6 +148,8 @@ def read_note(store: Store, checkpoint: Checkpoint) -> SessionNote | None:
             rewind=rewind,
             started=_time(found.get("started")),
             named=tuple(map(_text, found.get("named") or ())),
+            identity=_maybe(found.get("identity")) or "",
+            identity_seal=_maybe(found.get("identity_seal")),
             seal=_maybe(found.get("seal")),
             host=host_of(store.backend),
             is_imported=checkpoint.token is not None,

@@ -1,6 +1,7 @@
 """The transcript file of a coding agent. Owns reading it incrementally and replacing it.
 
-A transcript is a text file; the contents of its lines are not interpreted.
+A transcript is a text file; the contents of its lines are not interpreted. If the user wants that,
+they are read without secrets.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from contextlib import suppress
 from itertools import count, islice
 from typing import Any
 
+from agent_checkpoint.agents.hook_redaction import hook_redactor, redact_line, redacted_lines
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.errors import StorageError
 from agent_checkpoint.records import short_repr
@@ -36,6 +38,7 @@ class Transcript:
         """The number of bytes read so far."""
         self._whole = 0
         self._mark = b""
+        self._redactor = hook_redactor()
 
     @classmethod
     def from_text(cls, path: str, text: bytes) -> Transcript:
@@ -90,7 +93,7 @@ class Transcript:
     def _take(self, data: bytes) -> None:
         end = data.rfind(b"\n") + 1
         rest = data[end:]
-        fresh = [_text(line) for line in data[:end].split(b"\n")[:-1]]
+        fresh = [self._text(line) for line in data[:end].split(b"\n")[:-1]]
         known = islice(self.lines, self._whole, None)
         same = 0
         for old, new in zip(known, fresh):
@@ -106,7 +109,16 @@ class Transcript:
         self._mark = (self._mark + data[:end])[-_MARK_BYTES:]
         self.is_ended = not (rest and self._is_whole(rest))
         if not self.is_ended:  # the next read starts at this line full
-            self.lines.append(_text(rest))
+            self.lines.append(self._text(rest))
+
+    def _text(self, line: bytes) -> str:
+        text = line.decode("utf-8", "surrogateescape")
+        return text if self._redactor is None else redact_line(text, self._redactor)
+
+    @property
+    def redacted(self) -> int:
+        """How many lines have placeholders; 0 if secrets are not redacted."""
+        return 0 if self._redactor is None else len(redacted_lines(self.lines))
 
     def _is_whole(self, rest: bytes) -> bool:
         if not self.path.endswith(".jsonl"):
@@ -119,7 +131,9 @@ class Transcript:
     def note(self) -> dict[str, Any]:
         """Return the record that identifies this state of the file."""
         last = self.lines[-1].encode("utf-8", "surrogateescape") if len(self.lines) else b""
-        digest = hashlib.sha256(self._mark + b"\0" + last).hexdigest()[:16]
+        # A hash of secrets could be guessed.
+        mark = self._mark if self._redactor is None else b""
+        digest = hashlib.sha256(mark + b"\0" + last).hexdigest()[:16]
         found = {"lines": len(self.lines), "bytes": self.size, "ended": self.is_ended}
         return {"path": self.path, **found, "digest": digest}
 
@@ -268,7 +282,3 @@ def _restore_previous(kept: str, path: str) -> None:
 
 def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # does not block on a pipe
-
-
-def _text(line: bytes) -> str:
-    return line.decode("utf-8", "surrogateescape")

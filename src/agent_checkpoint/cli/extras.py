@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from agent_checkpoint.errors import CheckpointError
 
 MODULES = {
-    "fast": ("orjson",),
+    "fast": ("orjson", "isal"),
     "chunks": ("pyfastcdc",),
     "explore": ("cloudpickle",),
     "cli": ("rich",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent_checkpoint.errors import CheckpointError
-from agent_checkpoint.formatting import shell_quote
+from agent_checkpoint.formatting import shell_quote, without_password
 
 _COMMAND = "agent-checkpoint"
 _LATER = "or choose a later checkpoint."
@@ -65,11 +65,18 @@ def error_text(error: Exception, store: str | None = None, *, can_force: bool = 
         return f"{type(error).__name__}: {error}"
     hint = error.hint
     if hint is None or hint.code not in HINTS:
-        return str(error)
+        return with_store(str(error), store)
     text = _WITHOUT_FORCE if hint.code == "force" and not can_force else HINTS[hint.code]
     values = {name: shell_quote(value) for name, value in hint.values.items()}
-    return error.with_hint(text.format(run=_begin(store), **values))
+    return with_store(error.with_hint(text.format(run=_begin(None), **values)), store)
+
+
+def with_store(text: str, store: str | None) -> str:
+    """Return a text whose commands, in backquotes, have the value of `--store`, if given."""
+    return text.replace(f"`{_begin(None)} ", f"`{_begin(store)} ")
 
 
 def _begin(store: str | None) -> str:
-    return _COMMAND if store is None else f"{_COMMAND} --store {shell_quote(store)}"
+    if store is None:
+        return _COMMAND
+    return f"{_COMMAND} --store {shell_quote(without_password(store))}"

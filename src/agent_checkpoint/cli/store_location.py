@@ -99,7 +99,11 @@ class StoreLocation:
                 f"{one_line(here)} has no session. Pass the key of a session; "
                 "`agent-checkpoint tasks --all` lists them."
             )
-        from agent_checkpoint.agents.directory_keys import unverified_keys, unverified_notice
+        from agent_checkpoint.agents.directory_keys import (
+            gone_notice,
+            unverified_keys,
+            unverified_notice,
+        )
 
         others = unverified_keys(manager.store, here)
         if others:
@@ -108,7 +112,7 @@ class StoreLocation:
             )
         raise NotFoundError(
             f"{one_line(here)} has no checkpoints yet. Run `agent-checkpoint save`, or pass a "
-            "key; `agent-checkpoint keys` lists them."
+            f"key; `agent-checkpoint keys` lists them.{gone_notice(manager.store)}"
         )
 
     def directory_keys(self, manager: CheckpointManager) -> dict[Path, list[DirectoryKey]]:

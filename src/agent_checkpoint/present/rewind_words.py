@@ -26,6 +26,8 @@ _RESUME = {
     "qwen": "qwen --resume {}",
     "copilot": "copilot --resume={}",
     "opencode": "opencode --session {}",
+    "cline": "cline --id {}",
+    "goose": "goose session --resume --session-id {}",
 }
 _START = {
     "claude-code": "claude --session-id {}",

@@ -1,8 +1,8 @@
 """Ownership claims: which key belongs to which directory of this user.
 
-A checkpoint of a directory has a claim: the path and the host, signed together with the key by an
-HMAC under the user's secret. Anybody can write a checkpoint under any key, so a key belongs to a
-directory only if the claim of its newest checkpoint is valid for this user and host. An import
+A checkpoint of a directory has a claim: its path, host and identity, signed together with the key
+by an HMAC under the user's secret. Anybody can write a checkpoint under any key, so a key belongs
+to a directory only if the claim of its newest checkpoint is valid for this user and host. An import
 drops all claims and permanently marks each checkpoint as imported.
 """
 
@@ -18,6 +18,7 @@ from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.records import Checkpoint, Claim, short_repr
 from agent_checkpoint.seal import is_own_claim, seal_claim
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
+from agent_checkpoint.store.directory_identity import identity_of
 from agent_checkpoint.store.store import Store
 
 HOST = "AGENT_CHECKPOINT_HOST"
@@ -53,9 +54,12 @@ def make_claim(backend: Backend, key: str, directory: Path) -> Claim | None:
     Raises:
         StateError: the secret cannot be read because of a transient error.
     """
-    path, host = path_text(directory), host_of(backend)
+    path, host, identity = path_text(directory), host_of(backend), identity_of(directory)
     seal = seal_claim(_sealed_text(key, path, host))
-    return None if seal is None else Claim(path, host, seal)
+    if seal is None:
+        return None
+    also = seal_claim(_sealed_text(key, path, host, identity)) if identity else None
+    return Claim(path, host, seal, identity if also else "", also or "")
 
 
 def is_owned_by_directory(store: Store, checkpoint: Checkpoint, directory: Path, key: str) -> bool:
@@ -124,8 +128,11 @@ def _is_valid(store: Store, checkpoint: Checkpoint) -> bool:
     made = checkpoint.claim
     if made is None or made.host != host_of(store.backend):
         return False
-    return is_own_claim(_sealed_text(checkpoint.key, made.path, made.host), made.seal)
+    members = checkpoint.key, made.path, made.host
+    return is_own_claim(_sealed_text(*members), made.seal) and (
+        not made.identity or is_own_claim(_sealed_text(*members, made.identity), made.identity_seal)
+    )
 
 
-def _sealed_text(key: str, path: str, host: str) -> bytes:
-    return json.dumps(["line of a directory", key, path, host]).encode()
+def _sealed_text(*members: str) -> bytes:
+    return json.dumps(["line of a directory", *members]).encode()

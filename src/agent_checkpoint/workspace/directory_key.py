@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Collection
 from itertools import count
 from pathlib import Path
 
@@ -42,11 +43,16 @@ def natural_key(key: str) -> str:
     return plain if mark and number.isdecimal() else key
 
 
-def own_key(store: Store, directory: Path) -> str:
+def own_key(store: Store, directory: Path, others: Collection[str] = ()) -> str:
     """Return the key under which a directory's snapshots and safety checkpoints are saved.
 
     This is the key derived from its path. If that key was imported, or written on another host or
     with another secret, it is the first numbered key to which this does not apply.
+
+    Args:
+        store: the store.
+        directory: the directory.
+        others: keys of other directories that were at this path before.
 
     Raises:
         StateError: the secret cannot be read.
@@ -54,6 +60,8 @@ def own_key(store: Store, directory: Path) -> str:
     """
     for number in count(1):
         key = key_of(directory, number)
+        if key in others:
+            continue
         newest = newest_readable(store, key)
         if newest is None:
             is_own = not any(isinstance(entry.data, ForeignEntry) for entry in store.entries(key))

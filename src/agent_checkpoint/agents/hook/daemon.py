@@ -1,5 +1,7 @@
 """The hook daemon: watches directories and saves hook events. Owns its socket.
 
+It also hosts the change service, which other processes ask for changed paths.
+
 There is one per user, host and installed version. It exits after some minutes without requests,
 when another version is installed, or on request.
 """
@@ -28,6 +30,7 @@ from agent_checkpoint.agents.hook.protocol import (
 from agent_checkpoint.agents.hook.upkeep_process import UpkeepProcess
 from agent_checkpoint.agents.session_lock import try_lock
 from agent_checkpoint.agents.state_dir import log_failure, open_state_dir
+from agent_checkpoint.workspace.changes.service import ChangeService
 
 STOP_REQUEST = b"end\n"
 _IDLE = 600.0
@@ -78,6 +81,7 @@ class HookServer:
         self._listener = listener
         self._saver = EventSaver(watch=True)
         self._upkeep = UpkeepProcess()
+        self._changes = ChangeService()
         self._version = install_signature()
         self._home = os.stat("/proc/self/ns/mnt").st_ino
         self._locations = tuple(os.environ.get(name, "") for name in LOCATION_VARIABLES)
@@ -94,8 +98,10 @@ class HookServer:
         events = select.poll()
         events.register(self._listener, select.POLLIN)
         events.register(self._end_pipe[0], select.POLLIN)  # shutdown() does not wake up a poll
+        self._changes.ensure()
         while not self._is_over():
             if not events.poll(_POLL_SECONDS * 1000):
+                self._changes.ensure()  # the process that served may have ended
                 if self._idle() > _quiet_seconds():
                     self._upkeep.start()
                 continue
@@ -128,6 +134,7 @@ class HookServer:
         self._upkeep.interrupt()
         with self._changed:
             self._changed.wait_for(lambda: self._running == 0, timeout=60)
+        self._changes.close()
         self._saver.close()
 
     def _is_over(self) -> bool:

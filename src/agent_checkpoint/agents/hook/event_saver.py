@@ -16,6 +16,8 @@ from typing import Any
 
 from agent_checkpoint.agents.agent_events import AFTER, TURN, Event, read_event
 from agent_checkpoint.agents.hook.protocol import LOCATION_VARIABLES
+from agent_checkpoint.agents.hook_redaction import hook_redactor
+from agent_checkpoint.agents.moved_directories import present_path
 from agent_checkpoint.agents.session_lock import LOCK_TIMEOUT, hold_session_lock
 from agent_checkpoint.agents.session_note import PART, TRANSCRIPT, SessionNote, read_note
 from agent_checkpoint.agents.session_presence import record_event, start_of_call
@@ -106,7 +108,9 @@ class EventSaver:
         Raises:
             CheckpointError: nothing was saved.
         """
-        event = read_event(request.agent, request.event, request.home)
+        event = read_event(
+            request.agent, request.event, request.home, hook_redactor(), request.project
+        )
         key = check_key(event.key)
         saved, compared = None, None
         try:
@@ -151,7 +155,8 @@ class EventSaver:
         if head is None:
             _log_excluded(workspace)
         _log_losses(workspace, store, head)
-        draft = Draft(key, parts, label=event.label, tags=event.tags)
+        redacted = 0 if transcript is None else transcript.redacted
+        draft = Draft(key, parts, label=event.label, tags=event.tags, redacted=redacted)
         for attempt in range(_ATTEMPTS):
             is_new = _has_changes(note, {OBJECT: captured.name}, head, before)
             if not is_new and (event.moment != AFTER or _is_recorded(store, key, event)):
@@ -214,7 +219,8 @@ class EventSaver:
         """Return the current transcript, or the reason why it cannot be read."""
         if event.transcript is None:
             return None, None
-        key = f"{key}\0{event.transcript}"
+        is_redacted = hook_redactor() is not None
+        key = f"{key}\0{event.transcript}\0{is_redacted}"
         with self._lock:
             found = self._transcripts.pop(key, None)
         if found is None:
@@ -235,10 +241,14 @@ class EventSaver:
 
 def session_root(event: Event, before: SessionNote | None, project: str) -> str:
     """Return the root directory of a session: the repository in which it started."""
-    if before is not None and before.is_ours and os.path.isdir(before.root):
-        return before.root
     is_known = os.path.isabs(project) and os.path.isdir(project)
-    return repository_root(project if is_known else event.cwd)
+    start = project if is_known else event.cwd
+    if before is not None and before.is_ours:
+        here = Path(os.path.realpath(start))
+        root = present_path(before.place, (here, *here.parents))
+        if os.path.isdir(root):
+            return root
+    return repository_root(start)
 
 
 def repository_root(place: str) -> str:

@@ -31,6 +31,8 @@ PROJECTS = ("CLAUDE_PROJECT_DIR", "GEMINI_PROJECT_DIR")
 HOME = "COPILOT_HOME"
 """The directory of an agent that does not name its transcript in each event."""
 
+_SILENT = ("claude-code", "codex", "qwen", "copilot", "opencode", "cline", "goose")
+"""Agents that expect no output."""
 _DEFAULT_SECONDS = 5.0
 _REPLY_TIMEOUT = 1.0
 
@@ -53,7 +55,7 @@ def main(arguments: list[str]) -> int:
     except BaseException as error:  # including bugs: the agent must not fail because of the hook
         log_failure(f"{agent or 'hook'}: {type(error).__name__}: {error}")
     finally:
-        if agent not in ("claude-code", "codex", "qwen", "copilot", "opencode"):
+        if agent not in _SILENT:
             _write(1, b"{}\n")  # Gemini CLI requires JSON on stdout
     return 0
 
@@ -83,6 +85,8 @@ def build_request(agent: str, event: bytes, store: str = "") -> bytes:
     """Return the encoded request to save an event."""
     get = os.environ.get
     project = next((found for name in PROJECTS if (found := get(name))), "")
+    if agent == "goose":  # not all of its events name the directory in which it runs the hook
+        project = os.getcwd()
     fields = [
         agent,
         store,

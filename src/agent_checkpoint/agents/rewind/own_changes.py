@@ -8,7 +8,7 @@ call.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from agent_checkpoint.agents.agent_events import AFTER, moment_of
 from agent_checkpoint.agents.session_note import SessionNote
@@ -95,19 +95,19 @@ def changed_paths(before: Tree | None, after: Tree | None) -> Iterator[str]:
 
 
 def calls_of_others(
-    store: Store, directory: str, keys: Iterable[str], target: Checkpoint
+    store: Store, directories: Collection[str], keys: Iterable[str], target: Checkpoint
 ) -> list[OtherCall]:
     """Return the calls of other sessions that ended after a checkpoint, or still run.
 
     Args:
         store: the store.
-        directory: the real path of the directory.
+        directories: the real path of the directory, and those from which it was moved.
         keys: the keys of the directory.
         target: the checkpoint of the session whose changes are in question.
 
     Raises StorageError.
     """
-    found = other_calls(store, directory, [target.key], target.ts_ns)
+    found = other_calls(store, directories, [target.key], target.ts_ns)
     for key in keys:
         presence = None if key == target.key else presence_of(key)
         for start in [] if presence is None else presence.open.values():

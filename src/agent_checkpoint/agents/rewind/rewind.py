@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.agents.agent_events import (
+    FINDS_BY_PATH,
     NEEDS_MESSAGES,
     PROGRAMS,
     TURN,
@@ -30,6 +31,8 @@ from agent_checkpoint.agents.agent_events import (
     moment_of,
 )
 from agent_checkpoint.agents.directory_keys import keys_of_directory
+from agent_checkpoint.agents.hook_redaction import redacted_lines
+from agent_checkpoint.agents.moved_directories import moved_hint, present_path
 from agent_checkpoint.agents.rewind import rewind_journal
 from agent_checkpoint.agents.rewind.line_of_work import LineOfWork, lines_in
 from agent_checkpoint.agents.rewind.own_changes import (
@@ -52,7 +55,10 @@ from agent_checkpoint.errors import (
     StorageError,
     WorkspaceError,
 )
+from agent_checkpoint.formatting import format_count
 from agent_checkpoint.records import Checkpoint, CheckpointKind, Draft, Kind, short_repr
+from agent_checkpoint.session.steps.ownership import former_directories
+from agent_checkpoint.store.directory_identity import identity_of
 from agent_checkpoint.store.lookup import find
 from agent_checkpoint.store.maintenance.safety_checkpoints import prune_safety_checkpoints
 from agent_checkpoint.store.objects.references import CapturedState, ReusedPart
@@ -60,11 +66,13 @@ from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.restore.journal import Decision, Journal
-from agent_checkpoint.workspace.restore.plan import Plan
+from agent_checkpoint.workspace.restore.plan import Plan, PlanChangedError
 from agent_checkpoint.workspace.restore.transition import SafetySnapshot
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_edit import EditedTree
 from agent_checkpoint.workspace.workspace import Workspace, WorkspaceFiles
+
+_MOST_NAMED = 5
 
 
 class Rewind:
@@ -146,14 +154,16 @@ class Rewind:
                 self.plan = restore(self._tree)
         self.transcript_change = None if self._change is None else self._change.describe()
 
-    def run(self, only_if: Plan | None = None) -> None:
+    def run(self, only_if: Plan | None = None, *, as_previewed: bool = False) -> None:
         """Rewind the session.
 
         Args:
             only_if: the plan that the user confirmed; any plan if None.
+            as_previewed: whether the user confirmed the change of the transcript, too, as the last
+                `preview` described it.
 
         Raises:
-            PlanChangedError: the plan differs from `only_if`; nothing was changed.
+            PlanChangedError: the plan or the transcript has changed since; nothing was changed.
             RestoreIncompleteError: some files could not be restored; the transcript is unchanged.
             ConflictError: another process holds the session lock.
             CheckpointError: nothing was changed.
@@ -161,6 +171,8 @@ class Rewind:
         with hold_session_lock(self._target.key):
             # First, so that files are not rewound without the conversation.
             if self._change is not None:
+                if as_previewed and self._change.describe() != self.transcript_change:
+                    raise PlanChangedError("The conversation has")
                 self._change.stage()
             try:
                 safety = self._save_checkpoint(Kind.SAFETY, "before the rewind to")
@@ -253,8 +265,10 @@ class Rewind:
     def _own_paths(self, since: Iterable[str], changed: Iterable[str]) -> list[str]:
         """Return the paths that only this session changed; note the others that differ."""
         keys = keys_of_directory(self._store, Path(self.directory))
-        calls = calls_of_others(self._store, self.directory, keys, self._target)
-        found = own_changes(self._store, self._line_since(), since, calls)
+        line = self._line_since()
+        former = former_directories(self._store, (checkpoint for checkpoint, _ in line))
+        calls = calls_of_others(self._store, {self.directory, *former}, keys, self._target)
+        found = own_changes(self._store, line, since, calls)
         differ = set(changed)
         self.not_mine = {path: why for path, why in sorted(found.others.items()) if path in differ}
         return sorted(found.own & differ)
@@ -322,24 +336,35 @@ class Rewind:
         if note.transcript is None and not cut.lines:
             self.transcript_missing = "there was no transcript yet, and later ones lack the call"
             return None
-        self.warning = cut.warning
-        said = read_conversation(note.agent, cut.lines, note.cwd)
-        if said.is_empty and is_prompt(note.event) and note.agent in NEEDS_MESSAGES:
+        said = (cut.warning, _placeholder_warning(cut.lines), self._moved_warning())
+        self.warning = " ".join(text for text in said if text) or None
+        conversation = read_conversation(note.agent, cut.lines, note.cwd)
+        if conversation.is_empty and is_prompt(note.event) and note.agent in NEEDS_MESSAGES:
             return TranscriptChange(path, [], live=self._live or path)
         is_ended = cut.lines != lines or bool(note.transcript and note.transcript["ended"])
         return TranscriptChange(path, cut.lines, is_ended=is_ended, live=self._live or path)
+
+    def _moved_warning(self) -> str | None:
+        """Return that the agent does not find the session in a directory that was moved."""
+        saved = read_note(self._store, self._target)
+        if saved is None or saved.root == self._note.root or saved.agent not in FINDS_BY_PATH:
+            return None
+        return (
+            f"The directory was moved since then, from {saved.root}: {PROGRAMS[saved.agent]} finds "
+            "a session only at the path where it began, so it does not resume this one here."
+        )
 
     def _save_checkpoint(self, kind: CheckpointKind, words: str) -> Checkpoint:
         captured: Any = CapturedState(
             WorkspaceFiles(self._workspace, full=True), self._store.writer
         )
         parts: dict[str, Any] = {FILES: captured}
-        noted, trouble = None, None
+        noted, trouble, redacted = None, None, 0
         try:
             present = None if self._live is None else Transcript(self._live)
             if present is not None and present.read(full=True):
                 parts[TRANSCRIPT] = encode(present.lines, TRANSCRIPT)
-                noted = present.note()
+                noted, redacted = present.note(), present.redacted
         except StorageError as error:
             if kind == Kind.SAFETY and self._change is not None:
                 raise  # a transcript that is not saved must not be replaced
@@ -348,11 +373,17 @@ class Rewind:
         note = SessionNote.from_event(self._store, event, self._note.root, noted, trouble=trouble)
         parts[PART] = note.dump()
         label = f"{words} @{self._target.seq}"
-        return self._store.write(Draft(self._target.key, parts, kind=kind, label=label))
+        draft = Draft(self._target.key, parts, kind=kind, label=label, redacted=redacted)
+        return self._store.write(draft)
 
 
-def trusted_note(store: Store, target: Checkpoint) -> SessionNote:
-    """Return the note of a checkpoint to rewind to.
+def trusted_note(store: Store, target: Checkpoint, near: Iterable[Path] = ()) -> SessionNote:
+    """Return the note of a checkpoint to rewind to, with the present path of its root.
+
+    Args:
+        store: the store.
+        target: the checkpoint.
+        near: directories that may be the root, if it was moved.
 
     Raises:
         InvalidInputError: the checkpoint has none, or this user's hook did not write it.
@@ -368,7 +399,8 @@ def trusted_note(store: Store, target: Checkpoint) -> SessionNote:
             f"{name} was imported or is not signed with your secret, so its paths are not trusted. "
             "Use `restore --into DIR` to write its files to another directory."
         )
-    return note
+    root = present_path(note.place, near)
+    return note if root == note.root else note._replace(root=root, identity=identity_of(root))
 
 
 def recover_rewind(store: Store, key: str) -> str | None:
@@ -389,7 +421,8 @@ def recover_rewind(store: Store, key: str) -> str | None:
             if note.transcript is not None:
                 remove_stale_replacement(note.transcript["path"])
             with suppress(WorkspaceError):  # moved or removed; a rewind reports it
-                Workspace(note.root, store, watch=False).close()  # completes or discards the files
+                root = present_path(note.place)
+                Workspace(root, store, watch=False).close()  # completes or discards the files
         return finish_rewind(store, key)
 
 
@@ -463,11 +496,19 @@ def _paths_in(plan: Plan) -> list[str]:
 
 
 def _why_missing(note: SessionNote) -> str | None:
-    if note.agent in WITHOUT_TRANSCRIPT:
-        return (
-            f"{PROGRAMS[note.agent]} keeps conversations in a database; its own /undo changes them"
-        )
-    return note.trouble
+    return WITHOUT_TRANSCRIPT.get(note.agent, note.trouble)
+
+
+def _placeholder_warning(lines: list[str]) -> str | None:
+    """Return what the model hears instead of secrets; None if nothing was redacted."""
+    found = redacted_lines(lines)
+    if not found:
+        return None
+    some = ", ".join(map(str, found[:_MOST_NAMED])) + (" and more" * (len(found) > _MOST_NAMED))
+    return (
+        f"Secrets in {format_count(len(found), 'line')} of the saved conversation were redacted "
+        f"({some}): the resumed model hears placeholders such as [redacted:assignment]."
+    )
 
 
 def _path_in(note: SessionNote) -> str | None:
@@ -477,8 +518,10 @@ def _path_in(note: SessionNote) -> str | None:
 def _check_not_moved(root: str) -> str:
     """Return the path of a directory.
 
-    Raises WorkspaceError if it now leads to another directory.
+    Raises WorkspaceError if it is gone, or now leads to another directory.
     """
+    if not os.path.lexists(root):
+        raise WorkspaceError(f"There is no directory {short_repr(root, 200)}. {moved_hint(root)}")
     real = os.path.realpath(root)
     if real != root:
         raise WorkspaceError(

@@ -11,9 +11,11 @@ from typing import Any
 
 from agent_checkpoint.agents.agent_events import (
     CLAUDE,
+    CLINE,
     CODEX,
     COPILOT,
     GEMINI,
+    GOOSE,
     OPENCODE,
     QWEN,
 )
@@ -33,7 +35,7 @@ from agent_checkpoint.agents.settings.jsonc import (
     parse,
     remove_node,
 )
-from agent_checkpoint.agents.settings.opencode_plugin import command_in, plugin_text
+from agent_checkpoint.agents.settings.plugin_files import PLUGIN_AGENTS, command_in, plugin_text
 from agent_checkpoint.agents.settings.settings_files import (
     SettingsDir,
     open_settings_dir,
@@ -48,8 +50,8 @@ class SettingsFormat(NamedTuple):
     """Location and format of an agent's hook settings."""
 
     home: tuple[str, str, str]
-    """The variable that moves the user's settings, their directory in that place, and the one in
-    the home directory."""
+    """The variable that moves the user's settings, if any, their directory in that place, and the
+    one in the home directory."""
     user: str
     """The user's settings file, relative to that directory."""
     project: str
@@ -62,6 +64,8 @@ class SettingsFormat(NamedTuple):
     comments: bool
     next_step: str
     """The next step for the user after the installation."""
+    shared: str = ""
+    """Another settings file of a project that the agent reads, which is committed to git."""
 
 
 FORMATS = {
@@ -75,6 +79,7 @@ FORMATS = {
         1,
         False,
         "Restart running sessions to load the hook.",
+        ".claude/settings.json",
     ),
     CODEX: SettingsFormat(
         ("CODEX_HOME", "", ".codex"),
@@ -131,6 +136,29 @@ FORMATS = {
         1,
         False,
         "Restart running sessions to load the plug-in.",
+    ),
+    CLINE: SettingsFormat(
+        ("CLINE_DIR", "", ".cline"),
+        "plugins/agent-checkpoint.js",
+        ".cline/plugins/agent-checkpoint.js",
+        ("plugin",),
+        (),
+        1,
+        False,
+        "Restart running sessions to load the plug-in.",
+    ),
+    GOOSE: SettingsFormat(
+        ("", "", ".agents/plugins/agent-checkpoint"),
+        "hooks/hooks.json",
+        ".agents/plugins/agent-checkpoint/hooks/hooks.json",
+        (
+            *("UserPromptSubmit", "PreToolUse", "PostToolUse", "PostToolUseFailure"),
+            *("Stop", "SessionEnd"),
+        ),
+        (),
+        1,
+        False,
+        "Restart running sessions to load the hook.",
     ),
 }
 _TIMEOUT = 30
@@ -216,8 +244,8 @@ def our_positions(agent: str, path: Path, project: Path | None) -> list[tuple[st
     Raises InvalidInputError if the settings file cannot be parsed.
     """
     text = read_settings(path, project) or ""
-    if agent == OPENCODE:
-        return [("plugin", 0, 0)] if command_in(text) is not None else []
+    if agent in PLUGIN_AGENTS:
+        return [("plugin", 0, 0)] if command_in(agent, text) is not None else []
     hooks = _hooks(_parsed(agent, path, text)) if text.strip() else {}
     found = []
     for event in hooks:
@@ -240,11 +268,11 @@ def settings_value(agent: str, path: Path, project: Path | None, *names: str) ->
 def _our_commands(agent: str, path: Path, project: Path | None) -> dict[str, list[str]]:
     """Return our commands by event. Raises InvalidInputError."""
     text = read_settings(path, project) or ""
-    if agent == OPENCODE:
-        command = command_in(text)
+    if agent in PLUGIN_AGENTS:
+        command = command_in(agent, text)
         if command is None:
             return {}
-        return {"plugin" if text == plugin_text(command) else "outdated": [command]}
+        return {"plugin" if text == plugin_text(agent, command) else "outdated": [command]}
     hooks = _hooks(_parsed(agent, path, text)) if text.strip() else {}
     found = {event: [ours[-1] for ours in _our_handlers(hooks, event)] for event in hooks}
     return {event: commands for event, commands in found.items() if commands}
@@ -276,11 +304,11 @@ def install(agent: str, path: Path, store: str = "", project: Path | None = None
     if _is_installed(agent, ours) and _store_in(ours) == store:
         return False
     before = read_settings(path, project)
-    if agent == OPENCODE:
+    if agent in PLUGIN_AGENTS:
         if before is not None and not ours:
             raise InvalidInputError(f"{path} is not a plug-in of agent-checkpoint. Remove it.")
         with open_settings_dir(path, project) as folder:
-            folder.replace(folder.name, plugin_text(command_of(agent, store)))
+            folder.replace(folder.name, plugin_text(agent, command_of(agent, store)))
         return True
     text = _with_ours(agent, path, before or "", store)
     with open_settings_dir(path, project) as folder:
@@ -298,8 +326,8 @@ def uninstall(agent: str, path: Path, project: Path | None = None) -> bool:
     deleted if `install` created it.
     """
     before = read_settings(path, project) or ""
-    if agent == OPENCODE:
-        if command_in(before) is None:
+    if agent in PLUGIN_AGENTS:
+        if command_in(agent, before) is None:
             return False
         with open_settings_dir(path, project) as folder:
             folder.remove(folder.name)

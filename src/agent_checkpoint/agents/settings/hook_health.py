@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -21,7 +22,8 @@ from agent_checkpoint.agents.settings.agent_settings import (
     usual_settings_file,
 )
 from agent_checkpoint.agents.settings.settings_files import read_settings
-from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.backends.os_support.space_limits import SpaceLimits
+from agent_checkpoint.errors import InvalidInputError, StorageError
 from agent_checkpoint.named_tuple import NamedTuple
 
 _KEY = re.compile(r"""^\s*\[\s*hooks\s*\.\s*state\s*\.\s*("(?:[^"\\]|\\.)*"|'[^']*')\s*\]""")
@@ -71,7 +73,7 @@ def hook_health(agent: str, path: Path, project: Path | None) -> HookHealth:
             if gone is not None
             else f"The entries in {path} are of another version: run "
         )
-        problems[-1] += f"`agent-checkpoint hook install {agent}` again."
+        problems[-1] += _how_to_renew(agent, path, project)
     if agent == CLAUDE and not claude_version():
         problems.append(
             "`claude` is not on PATH, so failed calls get no checkpoint: run `agent-checkpoint "
@@ -87,6 +89,39 @@ def hook_health(agent: str, path: Path, project: Path | None) -> HookHealth:
             "does not ask, and runs none until then."
         )
     return HookHealth(is_current, reviewed, tuple(problems), is_outdated=not is_current)
+
+
+def _how_to_renew(agent: str, path: Path, project: Path | None) -> str:
+    if path != settings_file(agent, project):
+        return f"`agent-checkpoint hook install {agent}`, and remove the entries of that file."
+    scope = "" if project is None else " --project"
+    return f"`agent-checkpoint hook install {agent}{scope}` again."
+
+
+def installed_twice(agent: str, paths: list[Path]) -> str:
+    """Return that an agent has the hook in several settings files, and what to do."""
+    is_last_ours = paths[-1].name == Path(FORMATS[agent].project).name
+    return (
+        f"The hook of {agent} is in {' and in '.join(map(str, paths))}, so an event may be saved "
+        "twice. Keep one: "
+        + (
+            f"`agent-checkpoint hook uninstall {agent} --project` removes that of the project."
+            if is_last_ours
+            else "remove the entries of the last file."
+        )
+    )
+
+
+def write_problem(place: Path) -> str | None:
+    """Return why nothing can be saved in a directory, which need not exist; None if it can."""
+    near = next(path for path in (place, *place.parents) if os.path.exists(path))
+    if not os.access(near, os.W_OK | os.X_OK):
+        return f"Nothing is saved: {near} is read-only or not yours."
+    try:
+        SpaceLimits(place, min_free=None, max_bytes=None).check({})
+    except StorageError as error:
+        return f"Nothing is saved. {error}"
+    return None
 
 
 def _why_not_installed(agent: str) -> list[str]:

@@ -6,6 +6,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,7 @@ def _packages() -> list[_Check]:
             "faster reading and writing of large states",
             "fast",
         ),
+        ("isal", find_spec("isal") is not None, "faster compression with zlib", "fast"),
         (
             "chunking",
             chunking.is_installed(),

@@ -12,6 +12,7 @@ from typing import Any
 from agent_checkpoint.agents.agent_events import AGENTS, PROGRAMS
 from agent_checkpoint.agents.hook import event_sender
 from agent_checkpoint.agents.hook.event_saver import repository_root
+from agent_checkpoint.agents.hook_redaction import hook_redactor, set_redaction
 from agent_checkpoint.agents.settings.agent_settings import (
     FORMATS,
     agent_home,
@@ -20,8 +21,13 @@ from agent_checkpoint.agents.settings.agent_settings import (
     store_of,
     uninstall,
 )
-from agent_checkpoint.agents.settings.hook_health import hook_health, last_seen
-from agent_checkpoint.agents.state_dir import log_file
+from agent_checkpoint.agents.settings.hook_health import (
+    hook_health,
+    installed_twice,
+    last_seen,
+    write_problem,
+)
+from agent_checkpoint.agents.state_dir import log_file, state_directory
 from agent_checkpoint.agents.upkeep.disk_budget import (
     BudgetState,
     budget_state,
@@ -36,6 +42,7 @@ from agent_checkpoint.cli.output import CommandResult, Output, format_time, one_
 from agent_checkpoint.cli.progress_backend import describe_store
 from agent_checkpoint.cli.store_location import STORE, StoreLocation
 from agent_checkpoint.errors import CheckpointError, InvalidInputError, NotFoundError
+from agent_checkpoint.formatting import without_password
 from agent_checkpoint.records import short_repr as shown
 from agent_checkpoint.workspace.ignore.secret_files import leave_out as add_to_ignore_file
 from agent_checkpoint.workspace.ignore.secret_files import secret_files
@@ -80,6 +87,12 @@ def arguments(parser: Parser) -> None:
         "SIZE",
         "with install: the disk budget of the store, such as 10GB; 0 for none (default: 5 GB)",
     )
+    parser.add_argument(
+        "--redact",
+        choices=("on", "off"),
+        help="with install: whether to save conversations of all agents without their secrets; a "
+        "rewind then brings back placeholders (default: as before, at first off)",
+    )
     parser.json()
 
 
@@ -112,10 +125,17 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
     if agents == [None] or agents[0] not in AGENTS:
         problem = f"Unknown agent {shown(args.agent)}." if args.agent else "No agent given."
         raise InvalidInputError(f"{problem} Choose from {', '.join(AGENTS)}, or use --all.")
+    if args.what == "install" and without_password(store) != store:
+        raise InvalidInputError(
+            "The store URL has a password, which the settings file and the list of processes would "
+            "show. Leave it out, and use a password file or PGPASSWORD."
+        )
     project = location.directory if args.project else None
     if args.what == "install" and args.budget is not None:
         named = store or event_sender.absolute_store(os.environ.get(STORE) or "")
         set_budget(open_named(named or None), parse_size(args.budget))
+    if args.what == "install" and args.redact is not None:
+        set_redaction(is_on=args.redact == "on")
     secrets = _secrets(location, leave_out=args.leave_out_secrets) if args.what == "install" else []
     rows: list[dict[str, Any]] = []
     for agent in agents:
@@ -191,8 +211,8 @@ def _status(location: StoreLocation) -> CommandResult:
     rows: list[dict[str, Any]] = []
     for agent in AGENTS:
         seen = last_seen(agent)
-        for scope, project in (("user", None), ("project", location.directory)):
-            path = settings_file(agent, project)
+        ours: list[Path] = []
+        for scope, project, path in _settings_files(agent, location.directory):
             row: dict[str, Any] = {"agent": agent, "scope": scope, "file": str(path)}
             row.update(installed=False, outdated=False, store="", trouble=None)
             row.update(reviewed=None, problems=[])
@@ -206,15 +226,24 @@ def _status(location: StoreLocation) -> CommandResult:
                 row["trouble"] = str(error)
             if row["installed"] and seen.event is None and not row["problems"]:
                 row["problems"].append(f"No event of {agent} was received yet. Start a session.")
-            rows.append(row)
+            if row["installed"] or row["outdated"]:
+                ours.append(path)
+            if scope != "shared" or path in ours or row["trouble"]:
+                rows.append(row)
+        if len(ours) > 1:
+            rows[-1]["problems"].append(installed_twice(agent, ours))
     log = log_file()
     failures = _failures(log)
-    budgets = _budgets(rows)
+    budgets, problems = _stores(rows)
+    for row in rows:  # an older version installed hooks with a password
+        row["store"] = without_password(row["store"])
     data = {
         "agents": rows,
         "log": log,
         "failures": failures,
+        "redacted": hook_redactor() is not None,
         "budgets": {name: state.to_json() for name, state in budgets.items()},
+        "problems": problems,
     }
 
     def show(out: Output) -> None:
@@ -223,6 +252,10 @@ def _status(location: StoreLocation) -> CommandResult:
         for row in rows:
             for problem in [*([row["trouble"]] if row["trouble"] else []), *row["problems"]]:
                 out.line(problem, style="yellow")
+        for problem in problems:
+            out.line(one_line(problem, 500), style="yellow")
+        if data["redacted"]:
+            out.line("Conversations are saved without secrets: a rewind brings back placeholders.")
         for name, state in budgets.items():
             style = "yellow" if state.problem else ""
             out.line(f"{one_line(name)}: {state.problem or state.words}", style=style)
@@ -234,17 +267,29 @@ def _status(location: StoreLocation) -> CommandResult:
     return CommandResult(data, show)
 
 
-def _budgets(rows: list[dict[str, Any]]) -> dict[str, BudgetState]:
-    """Return the budgets of the stores that hooks save to, by the name of the store."""
+def _settings_files(agent: str, here: Path) -> list[tuple[str, Path | None, Path]]:
+    """Return the scope, the project and the path of each settings file that an agent reads."""
+    user, project = settings_file(agent, None), settings_file(agent, here)
+    found = [("user", None, user), ("project", here, project)]
+    shared = FORMATS[agent].shared
+    return [*found, ("shared", here, here / shared)] if shared else found
+
+
+def _stores(rows: list[dict[str, Any]]) -> tuple[dict[str, BudgetState], list[str]]:
+    """Return the budgets of the stores that hooks save to, by their names, and what is wrong."""
     names = {row["store"] for row in rows if row["installed"]} | {os.environ.get(STORE) or ""}
     found: dict[str, BudgetState] = {}
+    state_dir = state_directory()
+    problems = [write_problem(Path(state_dir))] if state_dir is not None else []
     for name in sorted(names):
         with suppress(CheckpointError):  # `stats` reports it
             backend = open_named(name or None)
+            place = backend.properties.path
+            problems += [None if place is None else write_problem(place)]
             state = budget_state(backend)
             if state is not None:
                 found[describe_store(backend)] = state
-    return found
+    return found, list(dict.fromkeys(problem for problem in problems if problem is not None))
 
 
 def _cells(row: dict[str, Any]) -> list[Any]:

@@ -23,6 +23,7 @@ from agent_checkpoint.present.fork_points import Fork, find_forks, origin_of
 from agent_checkpoint.present.graph_lanes import ASCII, UNICODE, LaneNode, NodeId, draw_lanes
 from agent_checkpoint.present.model_usage import model_words
 from agent_checkpoint.records import ROLLBACK_KINDS, Kind, parse_checkpoint_id
+from agent_checkpoint.session.steps.line import REVERTED
 
 EXAMPLES = """
 agent-checkpoint log                    history of the current directory
@@ -39,7 +40,7 @@ _SIGNS = {
     Kind.UNREADABLE: "!!",
 }
 """The sign of each kind: with and without Unicode."""
-_QUIET = (Kind.SAFETY, Kind.OPEN, Kind.CLOSE, Kind.DRIFT, Kind.IN_FLIGHT)
+_QUIET = (Kind.SAFETY, Kind.OPEN, Kind.CLOSE, Kind.DRIFT, Kind.OUTSIDE, Kind.IN_FLIGHT)
 _MOST_LANES = 8
 _LONGEST = 120
 
@@ -156,7 +157,8 @@ def _show_row(
 def _kind_words(row: dict[str, Any], own: str, short: int) -> str:
     """Return the kind and the related checkpoint; empty for a save, or if the label has both."""
     kind = row["kind"]
-    if kind == Kind.SAVE or (kind in ROLLBACK_KINDS and (row["label"] or "").startswith(RESTORED)):
+    is_told = kind in ROLLBACK_KINDS and (row["label"] or "").startswith((RESTORED, REVERTED))
+    if kind == Kind.SAVE or is_told:
         return ""
     if kind in (*ROLLBACK_KINDS, Kind.FORK) and row["parents"]:
         place = parse_checkpoint_id(row["parents"][-1])

@@ -9,7 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.agents.directory_keys import directory_of_files, is_directory_key, is_foreign
+from agent_checkpoint.agents.directory_keys import (
+    directory_key,
+    directory_of_files,
+    is_directory_key,
+    is_foreign,
+)
 from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, ProgressCallback, one_line
 from agent_checkpoint.cli.paths import RelativePaths, files_of, holds
@@ -21,7 +26,6 @@ from agent_checkpoint.formatting import format_paths, shell_quote
 from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.store.directory_claims import newest_readable, why_not_owned
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.directory_key import own_key
 from agent_checkpoint.workspace.restore.plan import Plan, PlanChangedError
 from agent_checkpoint.workspace.tree.snapshot import Tree
 
@@ -68,7 +72,7 @@ def run(args: Args, location: StoreLocation, about: str = "") -> CommandResult:
         rules["progress"] = lambda files, read: callbacks[-1](files, f"{files:,} files read")
         head = newest_readable(store, checkpoint.key) or checkpoint
         is_own = args.into is None and is_directory_key(store, head, directory)
-        key = checkpoint.key if is_own else own_key(store, directory)
+        key = checkpoint.key if is_own else directory_key(store, directory)
         of_others = is_foreign(store, checkpoint)
         with open_tracked(directory, store, key, force=args.force, **rules) as tracked:
             tracked.saved_in = (checkpoint.key,)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.agents.agent_events import AGENTS
-from agent_checkpoint.agents.directory_keys import keys_of_directory
+from agent_checkpoint.agents.directory_keys import gone_notice, keys_of_directory
 from agent_checkpoint.agents.rewind.rewind import Rewind, recover_rewind, trusted_note
 from agent_checkpoint.agents.session_note import SessionNote, read_note
 from agent_checkpoint.cli.args import Args, Parser
@@ -77,7 +77,8 @@ def run(args: Args, location: StoreLocation, about: str = "") -> CommandResult:
         if args.id is None:
             return _list(manager, key, args.N, finished)
         target = _target(args.id, location, manager, key)
-        note = trusted_note(manager.store, target)
+        here = location.directory
+        note = trusted_note(manager.store, target, (here, *here.parents))
         rewind = Rewind(
             manager.store,
             target,
@@ -101,8 +102,10 @@ def run(args: Args, location: StoreLocation, about: str = "") -> CommandResult:
                     return preview
                 if not confirmed(args, preview.show, question):
                     return declined(data)
+                if not args.yes:
+                    _check_ended(args, key, rewind)  # it may have been started meanwhile
                 try:
-                    rewind.run(None if args.yes else plan)
+                    rewind.run(None if args.yes else plan, as_previewed=not args.yes)
                     is_done = True
                 except PlanChangedError as error:
                     show_plan_changed(args, error)
@@ -176,6 +179,7 @@ def _key(args: Args, location: StoreLocation, manager: CheckpointManager) -> str
     raise NotFoundError(
         f"No checkpoints of a coding agent in {one_line(location.directory)}. Run "
         "`agent-checkpoint hook status` to check that the hook is installed."
+        f"{gone_notice(manager.store)}"
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from agent_checkpoint.cli.args import Args, Parser
+from agent_checkpoint.cli.hints import with_store
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_size, one_line
 from agent_checkpoint.cli.store_location import StoreLocation, existing_directory
 from agent_checkpoint.errors import InvalidInputError
@@ -14,6 +16,7 @@ EXAMPLES = """
 agent-checkpoint save                      save the current directory
 agent-checkpoint save ~/repo -m "it works"   save another directory, with a label
 agent-checkpoint save --ignore '*.log'     exclude files
+agent-checkpoint save --moved-from ~/old   continue the history of a directory that was moved here
 agent-checkpoint save --mine workspace:/home/ann/repo   continue an imported key
 """
 _GB = 1 << 30
@@ -50,12 +53,19 @@ def arguments(parser: Parser) -> None:
         "continue this key of the directory and sign it with your secret, although it "
         "was imported, or signed with another secret or on another host",
     )
+    parser.add(
+        "--moved-from",
+        "DIR",
+        "continue the history of this directory, which is now here; needed only if it was moved "
+        "to another file system",
+    )
     parser.json()
 
 
 def run(args: Args, location: StoreLocation) -> CommandResult:
     """Save the directory."""
     from agent_checkpoint.agents.directory_keys import (
+        bind_moved,
         directory_key,
         nearest_tracked_dir,
         unverified_keys,
@@ -77,6 +87,9 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
                 files, f"{format_count(files, 'file')}, {format_size(read)}"
             ),
         }
+        if args.moved_from is not None:
+            old = os.path.realpath(location.directory / args.moved_from)
+            bind_moved(manager.store, old, directory)
         others = unverified_keys(manager.store, directory)
         if args.mine is not None:
             if args.mine not in [unverified.key for unverified in others]:
@@ -135,6 +148,6 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
             out.hint("To restore", f"restore @{head.seq}")
         for unverified in others:
             if unverified.key != head.key:
-                out.line(unverified_notice(unverified), style="yellow")
+                out.line(with_store(unverified_notice(unverified), args.store), style="yellow")
 
     return CommandResult(data, show)

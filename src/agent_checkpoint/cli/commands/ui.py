@@ -47,6 +47,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         raise missing_extra("web", "The web UI") from None
     with location.manager() as manager:
         key = None if args.key is None else location.key(manager, args.key)
+        location.directory_keys(manager)  # finds out whether this directory was moved
         server = listen(
             manager,
             key,

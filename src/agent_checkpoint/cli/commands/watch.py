@@ -51,12 +51,14 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
     from agent_checkpoint.agents.tracked_dir import open_tracked
     from agent_checkpoint.agents.upkeep.automatic_retention import WATCH
     from agent_checkpoint.agents.upkeep.disk_budget import BUDGET, parse_size
+    from agent_checkpoint.workspace.changes.service import ChangeService
 
     every = checked_seconds(args.every)
     if args.budget is not None:
         parse_size(args.budget)
     upkeep = UpkeepProcess(**({} if args.budget is None else {BUDGET: args.budget}))
     directory = existing_directory(args.directory, location.directory)
+    changes = ChangeService()
     ended = threading.Event()
     saved: list[str] = []
 
@@ -75,6 +77,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
             is_first = True
             next_upkeep = 0.0
             while True:
+                changes.ensure()
                 is_last = ended.is_set()
                 try:
                     head = manager.store.head(workspace.key)
@@ -101,6 +104,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
                 ended.wait(every)
             key = workspace.key
     finally:
+        changes.close()
         upkeep.interrupt()
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -13,6 +13,8 @@ MANIFESTS = {
     "claude-code": ".claude-plugin/plugin.json",
     "codex": ".codex-plugin/plugin.json",
     "gemini": "gemini-extension.json",
+    "qwen": "qwen-extension.json",
+    "copilot": "plugin.json",
 }
 
 

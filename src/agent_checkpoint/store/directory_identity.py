@@ -1,0 +1,65 @@
+"""The identity of a directory, which a rename keeps and a copy does not. Owns its form."""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent_checkpoint.backends.os_support.os_fork import block_forks
+
+if TYPE_CHECKING:
+    import ctypes
+
+_AT_FDCWD, _AT_SYMLINK_NOFOLLOW = -100, 0x100
+_STATX_BTIME = 0x800
+_STATX_BYTES, _BTIME_OFFSET = 256, 80
+_NS = 10**9
+
+
+def identity_of(path: str | Path) -> str:
+    """Return device, inode and creation time of a directory; empty if they are not known.
+
+    An inode number alone is no evidence: file systems reuse it for the next new directory. A
+    symbolic link has no identity.
+    """
+    try:
+        found = os.lstat(path)
+        if not stat.S_ISDIR(found.st_mode):
+            return ""
+        born = _creation_time(path, found)
+    except (OSError, ValueError):  # there is none, or the path contains a NUL
+        return ""
+    return f"{found.st_dev}:{found.st_ino}:{born}" if born else ""
+
+
+def _creation_time(path: str | Path, found: os.stat_result) -> int:
+    """Return the creation time in nanoseconds; 0 if the system does not tell it."""
+    libc = _libc()
+    if libc is None:
+        return int(getattr(found, "st_birthtime", 0) * _NS)
+    with block_forks():
+        import ctypes
+
+    data = ctypes.create_string_buffer(_STATX_BYTES)
+    flags = ctypes.c_int(_AT_SYMLINK_NOFOLLOW)
+    if libc.statx(_AT_FDCWD, os.fsencode(path), flags, ctypes.c_uint(_STATX_BTIME), data):
+        return 0
+    (mask,) = struct.unpack_from("=I", data)
+    seconds, nanoseconds = struct.unpack_from("=qI", data, _BTIME_OFFSET)
+    return seconds * _NS + nanoseconds if mask & _STATX_BTIME else 0
+
+
+@cache
+def _libc() -> ctypes.CDLL | None:
+    """Return the C library, if it has statx."""
+    try:
+        with block_forks():
+            import ctypes  # slow to load, and not needed without a directory
+    except ImportError:  # some Python builds lack it
+        return None
+    libc = ctypes.CDLL(None)
+    return libc if hasattr(libc, "statx") else None
