@@ -117,6 +117,28 @@ def test_nothing_is_left_of_it(workspace, tmp_path, own_home, full_faults, tried
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("whom", ["group", "explorer"])
+def test_ctrl_c_leaves_nothing(workspace, tmp_path, own_home, whom):
+    store = tmp_path / "store"
+    command = [sys.executable, str(PROGRAM), str(workspace), str(store), str(WAYS)]
+    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[2])}
+    explorer = subprocess.Popen(
+        command, env=environment, start_new_session=True, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_until(lambda: len(list(tmp_path.glob("at-work-*"))) == WAYS)
+        (os.killpg if whom == "group" else os.kill)(explorer.pid, signal.SIGINT)
+        wait_until(lambda: trials_in(own_home) == [], lambda: commands_of(own_home))
+    finally:
+        explorer.kill()
+        explorer.wait()
+    places = [own_home / "store" / name for name in ("forks", "bases", "branches")]
+    assert [path for place in places if place.exists() for path in place.iterdir()] == []
+    wait_until(lambda: processes_of(own_home) == [], lambda: commands_of(own_home))
+    assert str(own_home) not in Path("/proc/self/mountinfo").read_text()
+
+
+@pytest.mark.slow
 def test_what_was_saved_in_time_is_there(workspace, tmp_path, own_home):
     store = tmp_path / "store"
     command = [sys.executable, str(PROGRAM), str(workspace), str(store), "1"]

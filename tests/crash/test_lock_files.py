@@ -1,4 +1,4 @@
-"""Locks of stores that are lost or inherited: lock files removed while held, forks.
+"""Locks of stores that are lost or inherited: lock files removed or replaced, forks.
 
 Whoever is told which process holds a lock may remove the lock file; and a child that is forked
 while another thread writes has the locked file open.
@@ -12,11 +12,12 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 
 from agent_checkpoint import FileBackend, StorageError
+from agent_checkpoint.backends.os_support.posix import exclusive_lock
 from agent_checkpoint.backends.sqlite import LOOSE_FROM, SQLiteBackend
 from tests.crash.fault_process import child_environment
 
@@ -92,6 +93,106 @@ def test_a_fork_within_a_locked_block_leaves_the_lock_with_the_parent(kind, tmp_
                 os._exit(0)
         assert statuses == [0]
         assert store.append("key/a", b"two") == 2
+
+
+# -- lock files that stay open -------------------------------------------------------------------
+
+
+def kept(store):
+    """The descriptors of the lock files of a store that this process has open."""
+    found = {}
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{fd}") in (f"{store}/.lock", f"{store}/.gate"):
+                found[fd] = os.fstat(fd).st_ino
+    return found
+
+
+def test_lock_files_stay_open_until_the_store_is_closed(tmp_path):
+    with closing(SQLiteBackend(tmp_path / "store")) as store:
+        store.append("key/a", b"one")
+        first = kept(store.path)
+        store.append("key/a", b"two")
+        assert len(first) == 2
+        assert kept(store.path) == first
+    assert not kept(store.path)
+    dropped = SQLiteBackend(tmp_path / "store")
+    dropped.append("key/a", b"three")
+    del dropped
+    assert not kept(store.path)
+
+
+def test_a_lock_file_that_was_replaced_is_opened_again(tmp_path):
+    with closing(SQLiteBackend(tmp_path / "store", lock_timeout=0)) as store:
+        store.append("key/a", b"one")
+        old = kept(store.path)
+        for name in (".lock", ".gate"):
+            (store.path / name).rename(tmp_path / name)
+        with exclusive_lock(store.path / ".lock"), pytest.raises(StorageError, match="locked by"):
+            store.append("key/a", b"two")
+        assert store.append("key/a", b"two") == 2
+        assert not set(kept(store.path).values()) & set(old.values())
+
+
+def test_a_descriptor_that_the_program_closed_is_not_taken_for_the_lock_file(tmp_path):
+    with closing(SQLiteBackend(tmp_path / "store")) as store:
+        store.append("key/a", b"one")
+        files = list(kept(store.path))
+        with (tmp_path / "other").open("w") as other:
+            for fd in files:
+                os.dup2(other.fileno(), fd)
+            inode = os.fstat(other.fileno()).st_ino
+            assert store.append("key/a", b"two") == 2
+            store.close()
+            assert [os.fstat(fd).st_ino for fd in files] == [inode, inode]  # still open
+            with exclusive_lock(tmp_path / "other", 0):
+                pass
+            for fd in files:
+                os.close(fd)
+
+
+FORKED_BY_C = """
+    import ctypes, os, sys, threading
+    from agent_checkpoint.backends.sqlite import SQLiteBackend
+    from agent_checkpoint.errors import StorageError
+
+    store = SQLiteBackend(sys.argv[1], lock_timeout=0)
+    store.append("key/a", b"one")
+    locked, is_over = threading.Event(), threading.Event()
+
+    def ids():
+        locked.set()
+        is_over.wait()
+        yield "ab" * 32
+
+    pid = ctypes.PyDLL(None).fork()  # no hook of Python is called
+    if pid == 0:
+        os.read(0, 1)
+        try:
+            store.append("key/a", b"two")
+        except StorageError as error:
+            print("locked by" in str(error), flush=True)
+        os._exit(0)
+    thread = threading.Thread(target=lambda: store.delete_objects(ids()))
+    thread.start()
+    locked.wait()
+    os.write(1, b"go\\n")
+    os.waitpid(pid, 0)
+    is_over.set()
+    thread.join()
+"""
+
+
+def test_a_child_that_was_forked_without_hooks_does_not_share_a_lock(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(FORKED_BY_C), str(tmp_path / "store")],
+        env=child_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "go\n"
+        assert process.communicate("x", timeout=100)[0] == "True\n"
 
 
 # -- lock files that are removed -----------------------------------------------------------------

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.named_tuple import NamedTuple
 
 NETWORK = frozenset(
@@ -95,9 +96,24 @@ def mount_table(table: Path | None = None) -> Iterator[Mount]:
             yield Mount(line, fields[0], fields[2], place, kinds[0], source)
 
 
-def open_table() -> int:
-    """Open the mount table; `poll` reports changes as POLLPRI. Raises OSError."""
-    return os.open(TABLE, os.O_RDONLY | os.O_CLOEXEC)
+class MountTable:
+    """The open mount table, which tells whether it has changed.
+
+    Also mounts that were there for a moment only count: they may have hidden files.
+    """
+
+    def __init__(self) -> None:
+        """Open the table; the caller closes `fd`. Raises OSError."""
+        with block_forks():
+            import select  # not needed by most who read the table
+
+        self.fd = os.open(TABLE, os.O_RDONLY | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self.fd, select.POLLPRI)
+
+    def have_changed(self) -> bool:
+        """Return whether a mount was added or removed since the table was opened or last asked."""
+        return bool(self._poll.poll(0))
 
 
 def network_file_system(path: Path) -> str | None:

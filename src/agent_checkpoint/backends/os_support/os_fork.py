@@ -23,6 +23,8 @@ from functools import cache
 from typing import Protocol
 from weakref import WeakSet
 
+from agent_checkpoint.named_tuple import NamedTuple
+
 _LONGEST_WAIT = 30.0
 
 
@@ -42,7 +44,7 @@ class _Gate:
 
 _gate = _Gate()
 _closed_before: WeakSet[SupportsClose] = WeakSet()
-_lock_files: set[int] = set()
+_lock_files: dict[int, LockFile] = {}
 
 
 def close_before_fork(pool: SupportsClose) -> None:
@@ -69,28 +71,93 @@ def block_forks() -> Iterator[None]:
                 gate.changed.notify_all()
 
 
+class LockFile(NamedTuple):
+    """An open lock file."""
+
+    fd: int
+    identity: tuple[int, int]
+    """The device and inode of the file."""
+
+    def is_open(self) -> bool:
+        """Return whether the descriptor is still that of the file: a program may close any."""
+        with suppress(OSError):
+            found = os.fstat(self.fd)
+            return (found.st_dev, found.st_ino) == self.identity
+        return False
+
+
+class KeptLockFiles:
+    """Descriptors of one lock file that stay open between uses, each for one thread at a time.
+
+    Opening a lock file and checking what was opened takes longer than locking it.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[LockFile] = []  # pop and append are atomic
+        self._pid = os.getpid()
+
+    def take(self) -> LockFile | None:
+        """Return an idle one, None if there is none."""
+        if self._pid != os.getpid():  # a child, which has closed them
+            self._idle, self._pid = [], os.getpid()
+        with suppress(IndexError):
+            while True:
+                file = self._idle.pop()
+                if file.is_open():
+                    return file
+                _lock_files.pop(file.fd, None)
+        return None
+
+    def give_back(self, file: LockFile) -> None:
+        """Keep an unlocked one for the next use."""
+        self._idle.append(file)
+
+    def close(self) -> None:
+        """Close the idle ones."""
+        while (file := self.take()) is not None:
+            _lock_files.pop(file.fd, None)
+            os.close(file.fd)
+
+
 @contextmanager
-def open_lock_file(open_it: Callable[[], int]) -> Iterator[int]:
+def open_lock_file(
+    open_it: Callable[[], int], kept: KeptLockFiles | None = None
+) -> Iterator[LockFile]:
     """Open a lock file for the block, then unlock and close it; forked children close it too.
+
+    Args:
+        open_it: opens the file.
+        kept: the descriptors to take it from, and to give it back to. If the block raises, it is
+            closed.
 
     Raises:
         OSError: the file cannot be opened.
     """
     with block_forks():
-        gate, fd = _gate, open_it()
-        _lock_files.add(fd)
+        gate = _gate
+        file = None if kept is None else kept.take()
+        if file is None:
+            fd = open_it()
+            found = os.fstat(fd)
+            file = LockFile(fd, (found.st_dev, found.st_ino))
+        _lock_files[file.fd] = file
+    is_good = False
     try:
-        yield fd
+        yield file
+        is_good = True
     finally:
         try:
             if gate is _gate:  # otherwise this is a child, which has closed it
                 # Unlock first: an interrupt after this leaks a descriptor, but no lock. Closing is
                 # not enough: a process being spawned by another thread shares the file until exec.
-                fcntl.flock(fd, fcntl.LOCK_UN)
+                fcntl.flock(file.fd, fcntl.LOCK_UN)
+                if kept is not None and is_good:
+                    whole, file = file, None  # first: what is kept must not be closed
+                    kept.give_back(whole)
         finally:
-            if gate is _gate:
-                _lock_files.discard(fd)
-                os.close(fd)
+            if gate is _gate and file is not None:
+                _lock_files.pop(file.fd, None)
+                os.close(file.fd)
 
 
 def _before_fork() -> None:
@@ -106,8 +173,9 @@ def _after_fork_in_child() -> None:
     global _gate
     _gate = _Gate()  # the old one is locked, or counts threads of the parent
     while _lock_files:
-        with suppress(OSError):
-            os.close(_lock_files.pop())  # does not unlock: the parent has it open
+        _, file = _lock_files.popitem()
+        if file.is_open():
+            os.close(file.fd)  # does not unlock: the parent has it open
 
 
 @cache

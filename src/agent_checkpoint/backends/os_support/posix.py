@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from agent_checkpoint.backends.os_support.lock_wait import LOCK_TIMEOUT, acquire_lock
-from agent_checkpoint.backends.os_support.os_fork import open_lock_file
+from agent_checkpoint.backends.os_support.os_fork import KeptLockFiles, open_lock_file
 from agent_checkpoint.errors import Hint, InvalidInputError, StorageError
 from agent_checkpoint.file_trust import other_writer
 from agent_checkpoint.records import short_repr
@@ -195,24 +195,40 @@ def exclusive_lock(lock_file: Path, seconds: float = LOCK_TIMEOUT) -> Iterator[F
         yield identity
 
 
-@contextmanager
-def queued_lock(lock_file: Path, seconds: float) -> Iterator[FileIdentity]:
-    """Hold an exclusive lock, granted approximately in order of arrival.
+class QueuedLock:
+    """An exclusive lock, granted approximately in order of arrival. Its files stay open.
 
     A polled lock has no queue: a process that has just released it could take it again at once.
     Therefore only the holder of the gate polls the lock, and releases the gate when it has the
     lock.
-
-    Raises:
-        StorageError: other processes hold either lock longer than `seconds`; the message lists
-            them.
-        OSError: the file system failed, or a lock file is not a regular file.
     """
-    with ExitStack() as stack:
-        with _gate_closed(_gate_of(lock_file), seconds):
-            lock = _flock(lock_file, fcntl.LOCK_EX, seconds, is_first_waiter=True)
-            identity = stack.enter_context(lock)
-        yield identity
+
+    def __init__(self, lock_file: Path) -> None:
+        self._path = lock_file
+        self._kept = KeptLockFiles()
+        self._kept_gate = KeptLockFiles()
+
+    @contextmanager
+    def hold(self, seconds: float) -> Iterator[FileIdentity]:
+        """Hold the lock and yield the identity of its file. A crash releases it.
+
+        Raises:
+            StorageError: other processes hold either lock longer than `seconds`; the message lists
+                them.
+            OSError: the file system failed, or a lock file is not a regular file.
+        """
+        with ExitStack() as stack:
+            with _gate_closed(_gate_of(self._path), seconds, self._kept_gate):
+                lock = _flock(
+                    self._path, fcntl.LOCK_EX, seconds, is_first_waiter=True, kept=self._kept
+                )
+                identity = stack.enter_context(lock)
+            yield identity
+
+    def close(self) -> None:
+        """Close the files that are not in use; the next use opens them again."""
+        self._kept.close()
+        self._kept_gate.close()
 
 
 def check_lock_file(lock_file: Path, identity: FileIdentity) -> None:
@@ -262,10 +278,10 @@ def _folder_of(path: Path) -> Path:
 
 
 @contextmanager
-def _gate_closed(gate: Path, seconds: float) -> Iterator[None]:
+def _gate_closed(gate: Path, seconds: float, kept: KeptLockFiles | None = None) -> Iterator[None]:
     with ExitStack() as stack:
         try:
-            stack.enter_context(exclusive_lock(gate, seconds))
+            stack.enter_context(_flock(gate, fcntl.LOCK_EX, seconds, kept=kept))
         except OSError as error:
             if not is_disk_full(error):  # without an inode for the gate the wait may only be longer
                 raise
@@ -280,12 +296,13 @@ def _flock(
     *,
     flags: int = os.O_RDWR | os.O_CREAT,
     is_first_waiter: bool = False,
+    kept: KeptLockFiles | None = None,
 ) -> Iterator[FileIdentity]:
-    # Each use opens the file again: a lock belongs to the open file description, so this also
+    # Each use has its own descriptor: a lock belongs to the open file description, so this also
     # works between threads.
     while True:
-        with open_lock_file(lambda: _open_lock(path, flags)) as fd:
-            holders = acquire_lock(fd, how, seconds, is_first_waiter=is_first_waiter)
+        with open_lock_file(lambda: _open_lock(path, flags), kept) as file:
+            holders = acquire_lock(file.fd, how, seconds, is_first_waiter=is_first_waiter)
             if holders is not None:
                 raise StorageError(
                     f"Cannot lock {path}: it has been locked by {holders} for longer than "
@@ -293,12 +310,12 @@ def _flock(
                     "resume it if it is stopped.",
                     retryable=True,
                 )
-            found = os.fstat(fd)
-            identity = found.st_dev, found.st_ino
-            # Otherwise the file was replaced during the wait, and others lock the new one.
-            if file_identity(path) == identity:
-                yield identity
+            if file_identity(path) == file.identity:
+                yield file.identity
                 return
+        # The file was replaced, and others lock the new one.
+        if kept is not None:
+            kept.close()
 
 
 def _open_lock(path: Path, flags: int) -> int:
@@ -323,9 +340,9 @@ def _wait_at_gate(gate: Path) -> None:
     # Only for a while: a deleter that waits for a stopped process must not stop all savers too.
     with (
         suppress(FileNotFoundError),  # there is no gate before the first deletion
-        open_lock_file(lambda: _open_lock(gate, os.O_RDWR)) as fd,
+        open_lock_file(lambda: _open_lock(gate, os.O_RDWR)) as file,
     ):
-        acquire_lock(fd, fcntl.LOCK_SH, _GATE_WAIT, extend_if_running=False)
+        acquire_lock(file.fd, fcntl.LOCK_SH, _GATE_WAIT, extend_if_running=False)
 
 
 def write_new(directory: Path, data: bytes) -> Path:

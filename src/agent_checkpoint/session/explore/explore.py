@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import (
@@ -30,8 +31,10 @@ from agent_checkpoint.session.branch.trial import Trial, TrialInspection
 from agent_checkpoint.session.explore.in_process import run_in_process
 from agent_checkpoint.session.explore.outcome import Outcome
 from agent_checkpoint.session.explore.payload import encode_payload
+from agent_checkpoint.session.explore.trial_process import files_key
 from agent_checkpoint.session.explore.trial_run import Strategy
-from agent_checkpoint.session.explore.worker import Job, files_key, run_in_worker
+from agent_checkpoint.session.explore.trial_start import TrialServer
+from agent_checkpoint.session.explore.worker import Job, run_in_worker
 from agent_checkpoint.session.session import Session
 from agent_checkpoint.session.subagent import state_of
 from agent_checkpoint.session.task_progress import show_progress
@@ -186,7 +189,9 @@ def _run_all(
         if executor is None:
             return ((trial, inside(trial)) for trial in trials)
         return _completed(_submitted(executor, inside, trials, trials))
-    apart = stack.enter_context(_WorkerTrials(forking, strategy, timeout))
+    apart = stack.enter_context(
+        _WorkerTrials(forking, strategy, timeout, is_local=_is_local(executor))
+    )
     jobs = [apart.job(trial) for trial in trials]
     return _completed(_submitted(executor, run_in_worker, jobs, trials), apart.end)
 
@@ -225,6 +230,13 @@ def _completed(
             future.cancel()
 
 
+def _is_local(executor: Executor) -> bool:
+    """Return whether the workers of an executor are processes of this Python, on Linux."""
+    pools = sys.modules.get("concurrent.futures.process")  # slow to load: an executor has done so
+    is_pool = pools is not None and isinstance(executor, pools.ProcessPoolExecutor)
+    return is_pool and sys.platform.startswith("linux") and bool(sys.executable)
+
+
 def _cwd() -> str:
     try:
         return str(Path.cwd())
@@ -244,11 +256,16 @@ def _hint(error: BaseException) -> str:
 class _WorkerTrials:
     """Prepares trials that run in their own processes: shared files, and one job each."""
 
-    def __init__(self, forking: ForkPoint, strategy: Strategy, timeout: float | None) -> None:
+    def __init__(
+        self, forking: ForkPoint, strategy: Strategy, timeout: float | None, *, is_local: bool
+    ) -> None:
         self._forking = forking
         self._strategy = strategy
         self._timeout = timeout
+        self._is_local = is_local
         self._owner = this_process()
+        self._server: TrialServer | None = None
+        self._address: dict[str, str] | None = None
         self._stage: IsolatedForks | None = None
         self._places: dict[str, ForkPaths] = {}
         self._running: set[str] = set()
@@ -262,10 +279,18 @@ class _WorkerTrials:
         self._url = url
 
     def __enter__(self) -> _WorkerTrials:
-        workspace, tree = self._forking.state.workspace, self._forking.tree
-        if workspace is not None and tree is not None:
-            with suppress(WorkspaceError):  # otherwise trials restore their files from the store
-                self._stage = IsolatedForks(workspace.fork_origin, tree)
+        if self._is_local:
+            with suppress(OSError):  # otherwise workers start an interpreter for each trial
+                self._server = TrialServer()
+                self._address = self._server.address
+        try:
+            workspace, tree = self._forking.state.workspace, self._forking.tree
+            if workspace is not None and tree is not None:
+                with suppress(WorkspaceError):  # otherwise trials restore files from the store
+                    self._stage = IsolatedForks(workspace.fork_origin, tree)
+        except BaseException:
+            self._stop_server()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -273,6 +298,7 @@ class _WorkerTrials:
             for key in list(self._running):
                 self._end(key)
         finally:
+            self._stop_server()
             if self._stage is not None:
                 self._stage.close()
 
@@ -302,6 +328,7 @@ class _WorkerTrials:
             "has_files": forking.tree is not None,
             "options": {name: options[name] for name in ("ignore", "gitignore") if options},
             "cwd": _cwd(),
+            "server": self._address,
         }
         payload = encode_payload(
             {
@@ -313,6 +340,10 @@ class _WorkerTrials:
             }
         )
         return Job(payload, spec, self._owner, self._timeout)
+
+    def _stop_server(self) -> None:
+        if self._server is not None:
+            self._server.close()
 
     def end(self, trial: Trial) -> None:
         """Remove the fork of a trial. Raises WorkspaceError, StorageError."""

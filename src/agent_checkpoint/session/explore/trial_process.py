@@ -1,7 +1,12 @@
-"""The process of one trial. Owns its startup order; writes its result to a file.
+"""The process of one trial. Owns its startup order and its files; writes its result to a file.
 
 It enters its mount namespace before any user code is loaded, so that user code sees only the files
 of the fork.
+
+    <private>/job           the job, as JSON
+    <private>/payload       strategy, variant, agent and parts, pickled
+    <private>/output        stdout and stderr of the trial
+    <private>/result        the result, as JSON
 """
 
 from __future__ import annotations
@@ -10,24 +15,65 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from agent_checkpoint.backends.os_support.posix import open_private
 from agent_checkpoint.errors import CheckpointError
-from agent_checkpoint.session.explore.worker import JOB, PAYLOAD, RESULT, files_key
 from agent_checkpoint.session.tools.call_arguments import describe_error
 from agent_checkpoint.workspace.fork.isolated import ForkNamespace
-from agent_checkpoint.workspace.fork.namespace_view import end_with
+from agent_checkpoint.workspace.fork.supervised_command import end_with
+
+JOB, PAYLOAD, OUTPUT, RESULT = "job", "payload", "output", "result"
+_USED = (
+    "logging",
+    "multiprocessing.spawn",
+    "orjson",
+    "platform",
+    "uuid",
+    "agent_checkpoint.backends.sqlite",
+    "agent_checkpoint.manager.manager",
+    "agent_checkpoint.session.explore.payload",
+    "agent_checkpoint.session.explore.trial_run",
+    "agent_checkpoint.session.session",
+    "agent_checkpoint.store.archive.importer",
+    "agent_checkpoint.workspace.fork.fork_directory",
+    "agent_checkpoint.workspace.tree.workspace_diff",
+    "agent_checkpoint.workspace.workspace",
+)
+"""Modules that many trials load, with those that they import. None has threads or connections."""
 
 
-def main() -> int:
-    """Run the trial in the directory of `argv[1]`. Returns the exit status."""
+def files_key(key: str) -> str:
+    """Return the key of the safety checkpoint of a trial that restores its files from the store."""
+    return f"{key}/files"
+
+
+def preload() -> None:
+    """Import what every trial needs, and nothing of the user's."""
+    for name in _USED:
+        with suppress(ImportError):  # orjson
+            import_module(name)
+
+
+def main() -> NoReturn:
+    """Run the trial in the directory of `argv[1]`; `argv[2]` is the process that started it."""
+    run_trial(Path(sys.argv[1]), int(sys.argv[2]))
+
+
+def run_trial(private: Path, parent: int) -> NoReturn:
+    """Run the trial in a directory, and exit.
+
+    Args:
+        private: the directory with the job.
+        parent: the process that started this one. When it ends, this one is killed.
+    """
     began = time.monotonic()
-    private = Path(sys.argv[1])
     spec = json.loads((private / JOB).read_text())
     try:
-        result = _run(spec, private, began)
+        result = _run(spec, private, parent, began)
     except (CheckpointError, OSError) as error:
         result = {"error": f"The fork could not be created: {error}"}
     except Exception as error:  # raised by user code while it was loaded
@@ -41,9 +87,9 @@ def main() -> int:
     os._exit(0)  # a normal exit would wait for threads that the strategy left running
 
 
-def _run(spec: dict[str, Any], private: Path, began: float) -> dict[str, Any]:
+def _run(spec: dict[str, Any], private: Path, parent: int, began: float) -> dict[str, Any]:
     view = None if spec["view"] is None else ForkNamespace(spec["view"])
-    end_with(spec["parent"])
+    end_with(parent)
     if spec["files"] is not None:
         os.chdir(spec["files"])
     from agent_checkpoint.manager.manager import CheckpointManager

@@ -1,11 +1,6 @@
-"""Runs each trial in its own process, from a worker of an executor. Owns starting and killing it.
+"""Runs each trial in its own process, from a worker of an executor. Owns its files and its end.
 
 A trial that hangs, is killed or exhausts memory takes down its own process, not the worker.
-
-    <private>/job           the job, as JSON
-    <private>/payload       strategy, variant, agent and parts, pickled
-    <private>/output        stdout and stderr of the trial
-    <private>/result        the result, as JSON
 """
 
 from __future__ import annotations
@@ -13,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -21,21 +15,20 @@ from threading import Thread
 from threading import enumerate as enumerate_threads
 from typing import Any
 
-from agent_checkpoint.backends.os_support.own_program import own_program
 from agent_checkpoint.backends.os_support.posix import open_private
 from agent_checkpoint.errors import CheckpointError, WorkspaceError
 from agent_checkpoint.named_tuple import NamedTuple
+from agent_checkpoint.session.explore.trial_process import JOB, OUTPUT, PAYLOAD, RESULT
+from agent_checkpoint.session.explore.trial_start import ForkedTrial, TrialProcess, start_trial
 from agent_checkpoint.workspace.fork.drivers import begin_fork, end_fork, is_gone
 from agent_checkpoint.workspace.fork.isolated import is_same_machine, private_forks_dir
 from agent_checkpoint.workspace.fork.namespace_view import end_view
 from agent_checkpoint.workspace.fork.overlay_mount import remove_tree
 
-JOB, PAYLOAD, OUTPUT, RESULT = "job", "payload", "output", "result"
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 5.0
 _TAIL = 4000
 _WATCHDOG = "agent-checkpoint: explorer watchdog"
-_CHILD = "agent_checkpoint.session.explore.trial_process"
 
 
 class Job(NamedTuple):
@@ -48,11 +41,6 @@ class Job(NamedTuple):
     owner: dict[str, str]
     """The process that called `explore`: when it exits, the trial is stopped."""
     timeout: float | None
-
-
-def files_key(key: str) -> str:
-    """Return the key of the safety checkpoint of a trial that restores its files from the store."""
-    return f"{key}/files"
 
 
 def run_in_worker(job: Job) -> dict[str, Any]:
@@ -118,47 +106,28 @@ def _run(job: Job, spec: dict[str, Any], private: Path, view: str | None) -> dic
     with open(private / PAYLOAD, "wb", opener=open_private) as file:
         file.write(job.payload)
     with open(private / JOB, "w", opener=open_private) as file:
-        file.write(json.dumps({**spec, "parent": os.getpid()}))
-    command = [*own_program(_CHILD), str(private)]
-    with open(private / OUTPUT, "wb", opener=open_private) as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            cwd=spec["cwd"] if Path(spec["cwd"]).is_dir() else "/",
-            start_new_session=True,
-        )
+        file.write(json.dumps(spec))
+    cwd = spec["cwd"] if Path(spec["cwd"]).is_dir() else "/"
+    process = start_trial(spec["server"], private, cwd)
     end = None
     try:
         end = _wait(process, job)
     finally:
-        _end_all(process, view)
-    return _result(private, process.returncode, end)
+        status = process.end()
+        if view is not None:
+            end_view(view)
+    return _result(private, status, end)
 
 
-def _wait(process: subprocess.Popen[bytes], job: Job) -> str | None:
+def _wait(process: TrialProcess | ForkedTrial, job: Job) -> str | None:
     """Wait for the process; return the reason if it has to be killed."""
     deadline = None if job.timeout is None else time.monotonic() + job.timeout
-    while True:
-        try:
-            process.wait(_POLL_SECONDS)
-        except subprocess.TimeoutExpired:
-            if deadline is not None and time.monotonic() >= deadline:
-                return f"Timed out after {job.timeout:g} s and was killed."
-            if is_gone(job.owner):
-                return "The process that called explore() has exited."
-        else:
-            return None
-
-
-def _end_all(process: subprocess.Popen[bytes], view: str | None) -> None:
-    """Kill the process with its process group and mount namespace."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    if view is not None:
-        end_view(view)
+    while process.wait(_POLL_SECONDS) is None:
+        if deadline is not None and time.monotonic() >= deadline:
+            return f"Timed out after {job.timeout:g} s and was killed."
+        if is_gone(job.owner):
+            return "The process that called explore() has exited."
+    return None
 
 
 def _result(private: Path, status: int | None, end: str | None) -> dict[str, Any]:

@@ -126,7 +126,8 @@ class ForkNamespace:
         self.upper = OverlayUpper(partial(changes, upper, Path(f"/proc/self/fd/{opened}")))
         """Reports the changes since the fork."""
         enter_private_view(lower, upper, private / "work", self.path, name=arguments["name"])
-        self.state = read_index(Path(arguments["index"]))
+        index = read_index(Path(arguments["index"]))
+        self.state = None if index is None else index.root
         """The scanned state of the origin."""
 
 

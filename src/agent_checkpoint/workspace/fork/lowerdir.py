@@ -94,11 +94,14 @@ def open_lowerdir(origin: ForkOrigin, tree: Tree, bases: Path) -> Lowerdir:
     with wrap_errors(f"create {str(place)!r}"):
         lock = _lock_place(place)
     try:
-        folder = read_index(place / "index")
-        if folder is None:
+        index = read_index(place / "index")
+        if index is None:
             take_lock(lock, fcntl.LOCK_EX, str(place))
-            folder = read_index(place / "index") or _write_tree(place, tree, origin.store)
+            index = read_index(place / "index")
+            folder = _write_tree(place, tree, origin.store) if index is None else index.root
             fcntl.flock(lock, fcntl.LOCK_SH)
+        else:
+            folder = index.root
         return Lowerdir(place / "files", folder, lock)
     except BaseException:
         os.close(lock)

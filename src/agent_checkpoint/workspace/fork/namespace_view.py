@@ -9,8 +9,8 @@ Run as a program, it runs a command in a view:
 
     python -m agent_checkpoint.workspace.fork.namespace_view ARGUMENTS -- COMMAND…
 
-ARGUMENTS are LOWER UPPER WORK AT NAME PARENT, where PARENT is the process with which the command is
-killed, or 0. The exit status is 125 if the mount fails.
+ARGUMENTS are LOWER UPPER WORK AT NAME PARENT, where PARENT is the process with which the command
+and all it has started are killed, or 0. The exit status is 125 if the mount fails.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from agent_checkpoint.workspace.fork.overlay_mount import (
     mounts,
     wrap_errors,
 )
+from agent_checkpoint.workspace.fork.supervised_command import run_instead, run_supervised
 
 VIEW = f"{NAME}-view"
 """The prefix of view names in the mount table. Only processes in a view see its mount."""
@@ -48,7 +49,6 @@ _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 _MS_REC, _MS_SLAVE = 0x4000, 0x80000
 _KILL_SECONDS = 5.0
 _ACTION = "create a private mount namespace"
-_PR_SET_PDEATHSIG = 1
 _CAPABILITY_VERSION_3 = 0x20080522
 
 # Isolated mode, and the package by its path. Otherwise a file of the workspace could shadow one of
@@ -115,8 +115,8 @@ def view_command(
         at: see above.
         command: the program and its arguments; the program is looked up in the view.
         name: the source name in the mount table; begins with VIEW.
-        ends_with: the pid of the starting process, if the command is to be killed when the *thread*
-            that started it ends.
+        ends_with: the pid of the starting process, if the command and all it has started are to be
+            killed when the *thread* that started it ends.
     """
     places = [os.path.abspath(path) for path in (lower, upper, work, at)]
     return [*own_program(__name__), *places, name, str(ends_with), "--", *command]
@@ -150,7 +150,7 @@ def end_view(name: str) -> None:
 
 
 def main() -> int:
-    """Enter the view given by the arguments, then exec the command. Returns the exit status."""
+    """Enter the view given by the arguments, then run the command. Returns the exit status."""
     *places, name, parent, dashes = sys.argv[1:8] if len(sys.argv) > 8 else [""] * 7
     command = sys.argv[8:]
     if dashes != "--" or not parent.isdigit():
@@ -158,18 +158,9 @@ def main() -> int:
     lower, upper, work, at = map(Path, places)
     try:
         enter_private_view(lower, upper, work, at, name=name)
-        if int(parent):
-            end_with(int(parent))
     except (WorkspaceError, OSError) as error:
         return _fail(str(error), NO_VIEW)
-    # Python ignores these two signals, and child processes would inherit that.
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(ignored, signal.SIG_DFL)
-    try:
-        os.execvp(command[0], command)  # noqa: S606 - the purpose of this program
-    except OSError as error:
-        status = 127 if isinstance(error, FileNotFoundError) else 126
-        return _fail(f"cannot run {command[0]}: {error.strerror}", status)
+    return run_supervised(int(parent), command) if int(parent) else run_instead(command)
 
 
 def _unshare() -> bool:
@@ -238,18 +229,6 @@ def _kill(name: str, pid: str) -> None:
             signal.pidfd_send_signal(fd, signal.SIGKILL)
     finally:
         os.close(fd)
-
-
-def end_with(parent: int) -> None:
-    """Kill this process when the *thread* that started it ends, where the kernel supports it.
-
-    Call this after entering a view, which clears the setting.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL.value, 0, 0, 0)
-    if os.getppid() != parent:  # the parent has already ended
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _fail(text: str, status: int) -> int:

@@ -1,10 +1,15 @@
 """Strategies that tests explore with; in a module of their own, for other processes to import."""
 
+import inspect
+import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+import uuid
 from pathlib import Path
 
 from agent_checkpoint import tool
@@ -110,6 +115,52 @@ def tell_place(branch):
     time.sleep(0.2)
     assert (path / "mine").read_text() == branch.key
     return {"same_path": float(str(path) == branch.agent.memory[0]), "files": len(os.listdir(path))}
+
+
+def tell_surroundings(branch, file):
+    """Write what a process is given to a file, as JSON."""
+    opened = sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")[3:-1])
+    umask = os.umask(0)
+    os.umask(umask)
+    Path(file).write_text(
+        json.dumps(
+            {
+                "environment": dict(os.environ),
+                "cwd": os.getcwd(),
+                "arguments": len(sys.argv),
+                "flags": str(sys.flags),
+                "path": sys.path,
+                "stdin": sys.stdin.read(),
+                "encodings": [sys.stdout.encoding, sys.stdout.line_buffering],
+                "leads": os.getsid(0) == os.getpgid(0) == os.getpid(),
+                "opened": [name for name in opened if "store" not in name],
+                "threads": threading.active_count(),
+                "tasks": len(os.listdir("/proc/self/task")),
+                "umask": umask,
+                "limits": Path("/proc/self/limits").read_text(),
+                "signals": [str(signal.getsignal(each)) for each in (2, 13, 15, 17)],
+                "level": len(inspect.stack()) < 20,
+            }
+        )
+    )
+    return {"parent": os.getppid()}
+
+
+def draw(branch):
+    import tempfile
+
+    import numpy
+
+    names = tempfile._get_candidate_names()
+    print(random.random(), numpy.random.random(), uuid.uuid4(), uuid.uuid1().clock_seq, next(names))
+    return 1
+
+
+def kill_parent(branch, how):
+    if how == "kill":
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
+    return {"parent": os.getppid()}
 
 
 def speak(branch):

@@ -21,6 +21,7 @@ from agent_checkpoint import (
     Session,
     explore,
 )
+from agent_checkpoint.session.explore import explore as explore_module
 from agent_checkpoint.session.explore import worker
 from agent_checkpoint.workspace.fork import isolated
 from tests.unit.session.explore import strategies
@@ -51,8 +52,10 @@ def executor(request):
             yield pool
 
 
-@pytest.fixture
-def processes():
+@pytest.fixture(params=["forked", "started"])
+def processes(request, monkeypatch):
+    if request.param == "started":
+        monkeypatch.setattr(explore_module, "_is_local", lambda executor: False)
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         yield pool
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,7 @@ from agent_checkpoint.workspace.fork.overlay_mount import (
     mounts_below,
     remove_tree,
 )
+from agent_checkpoint.workspace.fork.supervised_command import supervised
 from tests.unit.workspace.fork.test_overlay_mount import ODD_NAMES
 
 NOBODY = 65534
@@ -290,28 +291,65 @@ def test_processes_of_a_view_can_be_ended_and_no_others(own_place):
             one.communicate()
 
 
-def test_a_command_can_end_with_the_process_that_started_it(own_place):
+@pytest.mark.parametrize("is_in_view", [True, False])
+def test_a_command_can_end_with_the_process_that_started_it(own_place, is_in_view):
+    """With all that it has started, also in other process groups."""
     view = [str(path) for path in (own_place.workspace, own_place.upper(), own_place.base / "work")]
+    script = "sleep 70 & setsid sh -c 'sleep 71 & sleep 72' & echo started; wait"
     starter = f"""
 import os, subprocess, time
 from pathlib import Path
 from agent_checkpoint.workspace.fork.namespace_view import view_command
+from agent_checkpoint.workspace.fork.supervised_command import supervised
 lower, upper, work = map(Path, {view!r})
-command = view_command(lower, upper, work, lower, ["sleep", "60"], ends_with=os.getpid())
+command = ["sh", "-c", {script!r}]
+if {is_in_view}:
+    command = view_command(lower, upper, work, lower, command, ends_with=os.getpid())
+else:
+    command = supervised(command)
 print(subprocess.Popen(command).pid, flush=True)
 time.sleep(60)
 """
     process = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True)
     pid = int(process.stdout.readline())
     try:
-        cmdline = Path(f"/proc/{pid}/cmdline")
-        wait_until(lambda: cmdline.read_bytes().startswith(b"sleep\0"))
+        assert process.stdout.readline() == "started\n"
+        wait_until(lambda: len(below(pid)) == 5)
+        pids = [pid, *below(pid)]
         process.kill()
         process.wait()
-        wait_until(lambda: not is_running(pid))
+        wait_until(lambda: not any(map(is_running, pids)))
     finally:
         process.kill()
         process.communicate()
+
+
+def below(pid):
+    """The descendants of a process."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                parents.setdefault(int(fields[1]), []).append(int(entry.name))
+    found = [pid]
+    for one in found:
+        found += parents.get(one, [])
+    return found[1:]
+
+
+def test_a_supervised_command_ends_what_it_leaves_behind(tmp_path):
+    script = f"setsid sleep 60 & echo $! > {tmp_path}/pid; exit 3"
+    assert subprocess.run(supervised(["sh", "-c", script])).returncode == 3
+    assert not is_running(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("script", "status"), [("exit 7", 7), ("kill -9 $$", 137), ("kill -15 $$", 143)]
+)
+def test_the_status_of_a_supervised_command_is_handed_on(script, status):
+    assert subprocess.run(supervised(["sh", "-c", script])).returncode == status
+    assert subprocess.run(supervised(["/no/such/command"]), stderr=-3).returncode == 127
 
 
 def test_the_status_of_the_command_is_handed_on(place):
