@@ -126,11 +126,13 @@ class DirectoryOpener:
             OSError: the directory does not exist, or a component is not a directory.
         """
         names = path.split(b"/") if path else []
-        same = 0
-        for mine, name in zip(self._names, names):
-            if mine != name:
-                break
-            same += 1
+        same = max(len(names) - 1, 0)
+        if names[:same] != self._names[:same]:  # not below a directory that is open
+            same = 0
+            for mine, name in zip(self._names, names):
+                if mine != name:
+                    break
+                same += 1
         self._back_to(same)
         fd = self._fds[-1] if self._fds else self._root
         for name in names[same:]:

@@ -40,9 +40,7 @@ def inspect_root(fd: int) -> WatchedRoot:
             unknown.
     """
     path = os.readlink(b"/proc/self/fd/%d" % fd)
-    # By mount id: of several mounts at one path, one hides the others.
-    number = _MOUNT_ID.search(Path(f"/proc/self/fdinfo/{fd}").read_bytes())
-    own = number and number[1]
+    own = mount_id(fd)
     mounts = mounts_around(path)
     if not any(mount.id == own for mount in mounts):
         raise OSError(f"the file system of {_shown(path)} is unknown")
@@ -53,6 +51,15 @@ def inspect_root(fd: int) -> WatchedRoot:
                 f"{_shown(mount.place)} is {_shown(mount.kind)}, which may change without events"
             )
     return WatchedRoot(path, os.fstat(fd), mounts)
+
+
+def mount_id(fd: int) -> bytes | None:
+    """Return the id of the mount through which a file was opened. Raises OSError.
+
+    The path does not tell: of several mounts at one path, one hides the others.
+    """
+    found = _MOUNT_ID.search(Path(f"/proc/self/fdinfo/{fd}").read_bytes())
+    return found and found[1]
 
 
 def mounts_around(path: bytes) -> frozenset[Mount]:

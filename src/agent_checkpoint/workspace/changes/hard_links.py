@@ -22,9 +22,17 @@ class HardLinks:
 
     def add(self, stat: os.stat_result, directory: bytes, name: bytes) -> None:
         """Record a link."""
-        links = self._links.setdefault((stat.st_dev, stat.st_ino), set())
+        self.add_entry(stat.st_dev, stat.st_ino, directory, name)
+
+    def add_entry(self, device: int, inode: int, directory: bytes, name: bytes) -> None:
+        """Record a link, given the device and inode of its file."""
+        links = self._links.setdefault((device, inode), set())
         self.has_new |= (directory, name) not in links
         links.add((directory, name))
+
+    def entries(self) -> list[tuple[int, int, bytes, bytes]]:
+        """Return device, inode, directory and name of every link."""
+        return [(*file, *link) for file, links in self._links.items() for link in links]
 
     def changed(self, root: int, known: DirState) -> dict[bytes, set[bytes]]:
         """Return, by directory, the links whose stat signature differs from the known one."""

@@ -13,13 +13,12 @@ import ctypes
 import errno
 import fcntl
 import os
-import select
 import struct
 import termios
 import weakref
 from functools import cache
 
-from agent_checkpoint.backends.os_support.mounts import open_table
+from agent_checkpoint.backends.os_support.mounts import MountTable
 from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths, WatchError
 from agent_checkpoint.workspace.changes.file_systems import WatchedRoot, inspect_root, mounts_around
 
@@ -67,14 +66,13 @@ class Watcher:
         # Closes garbage-collected watchers, too: a user has only 128 inotify instances.
         self._closing = weakref.finalize(self, _close, fds)
         try:
-            fds.append(open_table())
+            self._mounts = MountTable()
+            fds.append(self._mounts.fd)
             fds.append(_checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)))
         except OSError as error:
             self._closing()
             raise _failure("Changes", error) from error
-        self._mounts, self._fd = fds
-        self._mount_poll = select.poll()
-        self._mount_poll.register(self._mounts, select.POLLPRI)
+        self._fd = fds[1]
         self._process = _process()
         self._root: WatchedRoot | None = None
         # A directory may have two paths: bind-mounted, or moved and the event not read yet.
@@ -237,7 +235,7 @@ class Watcher:
         The kernel raises no event if a parent of the root is moved, or if the root is deleted while
         open.
         """
-        have_changed = bool(self._mount_poll.poll(0))
+        have_changed = self._mounts.have_changed()
         if self._root is None:
             self._is_unreliable |= have_changed
             return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,13 +18,19 @@ from agent_checkpoint.backends.default_paths import data_home
 from agent_checkpoint.errors import InvalidInputError, StorageError
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.ignore.rules import Rules
-from agent_checkpoint.workspace.scan.stat_index import read_index, write_index
+from agent_checkpoint.workspace.scan.index_position import (
+    Position,
+    position_path,
+    read_position,
+    write_position,
+)
+from agent_checkpoint.workspace.scan.stat_index import Index, read_index, write_index
 from agent_checkpoint.workspace.tree.dir_state import DirState
 from agent_checkpoint.workspace.tree.snapshot import objects_from
 from agent_checkpoint.workspace.tree.tree_format import put_directory
 
-_REWRITE_INDEX_AFTER = 64
-"""The index is rewritten when a new process would have to read this many files again."""
+_REWRITE_AFTER = 64
+"""A process that watches rewrites the index when a new process would read this many files again."""
 
 
 @contextmanager
@@ -38,6 +45,16 @@ def collection_paused() -> Iterator[None]:
             gc.enable()
 
 
+def _rewrite_after(files: int) -> int:
+    """Return after how many reads a process that does not watch rewrites an index.
+
+    The next process may be new, too. If each changes a file and every n-th rewrites the index, each
+    reads n / 2 files again on average: the sum is least at an n that grows with the root of the
+    size. The factor is measured.
+    """
+    return max(8, math.isqrt(files) // 6)
+
+
 class ScanCache:
     """The state of one directory at its last scan."""
 
@@ -50,6 +67,8 @@ class ScanCache:
         """
         self.dir_state: DirState | None = None
         """The state found by the last scan."""
+        self.position: Position | None = None
+        """The moment in a change journal after which that scan began, if a service watches."""
         self.is_copy = False
         """Whether `state` is that of the directory from which this one was copied."""
         self._path = path
@@ -57,6 +76,10 @@ class ScanCache:
         self._backend: Backend | None = None
         self._own_paths: tuple[Path | None, Path | None] | None = None
         self._reads_since_index = 0
+        self._is_index_due = False
+        self._index: Index | None = None
+        self._index_position: Position | None = None
+        """What the files on disk have."""
         self._writes_index = True
         """Whether an index is written.
 
@@ -69,45 +92,66 @@ class ScanCache:
 
     def begin(self, writer: Writer) -> None:
         """Load the stat index for the store of a writer and drop the cached state."""
-        self.dir_state = None
+        self.dir_state = self.position = self._index = self._index_position = None
         self._backend = writer.backend
         self._own_paths = None
         path = self._index_path()
         if writer.trust_cache and path is not None:
             with collection_paused():
-                self.dir_state = read_index(path)
-        self._reads_since_index = 0 if self.dir_state is not None else _REWRITE_INDEX_AFTER
+                self._index = read_index(path)
+            if self._index is not None:
+                self.dir_state = self._index.root
+                self.position = read_position(path, self._index.digest)
+                self._index_position = self.position
+        self._reads_since_index = 0
+        self._is_index_due = self.dir_state is None
         writer.asks_all = self.dir_state is None  # every file is read: lost objects are stored
 
     def adopt(self, state: DirState, backend: Backend, *, is_copy: bool) -> None:
         """Cache the state of the directory from which this one was forked."""
         self.dir_state = state
+        self.position = None
         self.is_copy = is_copy
         self._backend = backend
         self._own_paths = None
         self._writes_index = is_copy
 
-    def keep(self, state: DirState, writer: Writer, *, read: int) -> None:
+    def keep(
+        self,
+        state: DirState,
+        writer: Writer,
+        *,
+        read: int,
+        is_watching: bool,
+        position: Position | None,
+    ) -> None:
         """Cache the result of a scan; write directory objects that the store lacks.
 
         Args:
             state: the result.
             writer: the writer of the store.
             read: the number of files that were read.
+            is_watching: whether this process will know the changed paths.
+            position: the moment in a change journal after which the scan began.
 
         Raises:
             StorageError: the store failed.
         """
         self._reads_since_index += read
+        limit = _REWRITE_AFTER if is_watching else _rewrite_after(state.files)
+        if self._reads_since_index >= limit:
+            self._is_index_due = True
         self._put_again(state, writer)
         self.dir_state = state
-        writer.on_commit(lambda: self._committed(state))
+        self.position = position
+        writer.on_commit(lambda: self._committed(state, position))
 
     def forget_index(self) -> None:
         """Remove the stat index of a directory that is about to be deleted."""
         path = self._index_path()
         if path is not None:
             path.unlink(missing_ok=True)
+            position_path(path).unlink(missing_ok=True)
 
     def own_inodes(self) -> set[tuple[int, int]]:
         """Return device and inode of the store and the indexes, which may be in the workspace."""
@@ -130,18 +174,34 @@ class ScanCache:
             if writer.backend is not None and not writer.holds(each.stored.ref):
                 put_directory(each.items(objects_from(writer.backend)), writer.put)
 
-    def _committed(self, state: DirState) -> None:
+    def _committed(self, state: DirState, position: Position | None) -> None:
         for each in _not_stored(state):
             each.is_stored = True
-        if self._reads_since_index < _REWRITE_INDEX_AFTER or not self._writes_index:
+        is_due = self._is_index_due or self._is_position_due(state, position)
+        path = self._index_path() if is_due and self._writes_index else None
+        if path is None:
             return
-        path = self._index_path()
-        if path is not None:
-            try:
-                write_index(path, state)
-            except OSError:  # the index only saves time; the checkpoint is durable
-                return
-            self._reads_since_index = 0
+        try:
+            if self._index is None or self._index.root is not state:
+                self._index = Index(state, write_index(path, state))
+            if position is not None:
+                write_position(path, self._index.digest, position)
+        except OSError:  # the index only saves time; the checkpoint is durable
+            return
+        self._index_position = position
+        self._reads_since_index = 0
+        self._is_index_due = False
+
+    def _is_position_due(self, state: DirState, position: Position | None) -> bool:
+        """Return whether a new process should find this position and not that of the index."""
+        saved = self._index_position
+        if position is None:
+            return False
+        if saved is None or saved.full_scan != position.full_scan:
+            return True  # else it would compare every file
+        # The same tree: the journal need not report the same changes again, as of ignored files.
+        is_same = self._index is not None and self._index.root is state
+        return is_same and saved.token != position.token
 
     def _store_path(self) -> Path | None:
         return None if self._backend is None else self._backend.properties.path

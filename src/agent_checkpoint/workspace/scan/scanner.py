@@ -1,7 +1,8 @@
 """The scanner of a directory. Owns the change source and the choice of the kind of scan.
 
-A scan is partial if a watcher or an overlay reports the changed paths, a stat pass if the tree is
-known, and a full walk otherwise. The result of the last scan is in the `ScanCache`.
+A scan is partial if a watcher, an overlay or the change service of a daemon reports the changed
+paths, a stat pass if the tree is known, and a full walk otherwise. The result of the last scan is
+in the `ScanCache`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.backends.os_support.mounts import MountTable
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import IntegrityError, WorkspaceError
 from agent_checkpoint.records import short_repr
@@ -20,9 +22,11 @@ from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths, WatchError
 from agent_checkpoint.workspace.changes.hard_links import HardLinks
 from agent_checkpoint.workspace.changes.overlay_upper import OverlayUpper
+from agent_checkpoint.workspace.changes.served import Token, changes_since
 from agent_checkpoint.workspace.ignore.rules import CHECKPOINTIGNORE, GITIGNORE, Rules
 from agent_checkpoint.workspace.safe_open import EntryChanged
 from agent_checkpoint.workspace.scan.file_reader import FileReader
+from agent_checkpoint.workspace.scan.index_position import Position
 from agent_checkpoint.workspace.scan.nested_stores import is_store
 from agent_checkpoint.workspace.scan.scan_cache import ScanCache, collection_paused
 from agent_checkpoint.workspace.scan.snapshot_limit import SnapshotLimit
@@ -58,6 +62,10 @@ class Scanner:
         self._limit = limit
         self._cache = ScanCache(path, rules)
         self._source: Watcher | OverlayUpper | None = None
+        self._token: Token | None = None
+        """The moment before this scan in the journal of the change service, if there is one."""
+        self._mounts: MountTable | None = None
+        """Tells of mounts during such a scan."""
         self._links = HardLinks()
         self._lost: dict[bytes, set[bytes]] = {}
         self._last_full_scan = 0.0
@@ -96,17 +104,22 @@ class Scanner:
         try:
             if not self._cache.is_for(writer):
                 self.close()
-                self._cache.begin(writer)
+                self._begin(writer)
             return self._scan(root, writer, full=full, ahead=ahead, changed=changed)
         except BaseException:
             # The drained events are lost, and newly watched directories were never compared with
             # the cache: the next scan must cover everything.
             self.close()
             raise
+        finally:
+            if self._mounts is not None:
+                os.close(self._mounts.fd)
+                self._mounts = None
 
     def close(self) -> None:
         """Stop watching. May be called twice."""
         self._watches_all = False
+        self._cache.position = None
         if self._source is not None:
             self._source.close()
             self._source = None
@@ -133,11 +146,23 @@ class Scanner:
         """The state found by the last scan."""
         return self._cache.dir_state
 
+    def _begin(self, writer: Writer) -> None:
+        """Load what an earlier process knew of the directory."""
+        self._cache.begin(writer)
+        known, position = self._cache.dir_state, self._cache.position
+        if known is not None and position is not None:
+            self._last_full_scan, self._links = position.full_scan, position.links
+            self._lost = {}
+            for path, note in known.all_notes():
+                if note.is_loss:
+                    parent, _, name = path.rpartition(b"/")
+                    self._lost.setdefault(parent, set()).add(name)
+
     def _scan(
         self, root: int, writer: Writer, *, full: bool, ahead: bool, changed: NamesByDir | None
     ) -> DirState:
         known = self._cache.dir_state
-        events = self._events(full) if known is not None else None
+        events = self._events(root, full)
         if events is None and not full and known is not None and changed is not None:
             events = ChangedPaths({path: set(names) for path, names in changed.items()}, set())
         self._limit.begin(is_limited=changed is None)
@@ -156,27 +181,53 @@ class Scanner:
                 writer.asks_all = True
                 state = self._scan_all(root, writer, reader)
             reader.finish()
-        self._cache.keep(state, writer, read=reader.count)
+        position = None
+        # A mount that was there for a moment may have hidden files from the scan.
+        if self._token and self._mounts and not self._mounts.have_changed():
+            position = Position(self._token, self._last_full_scan, self._links)
+        is_watching = self._source is not None
+        self._cache.keep(
+            state, writer, read=reader.count, is_watching=is_watching, position=position
+        )
         return state
 
     # -- kinds of scan ---------------------------------------------------------------------------
 
-    def _events(self, full: bool) -> ChangedPaths | None:
+    def _events(self, root: int, full: bool) -> ChangedPaths | None:
         """Return the changed paths from the change source; None if a full scan is needed."""
         self._is_full_scan_due = False
+        self._token = None
         if self._source is None:
-            return None
-        events = self._source.drain()
+            events = self._served_events(root)
+        else:
+            events = self._source.drain()
+            if events is None:
+                self.close()
+            elif self._source.is_exact:
+                return events
         if events is None:
-            self.close()
             return None
-        if self._source.is_exact:
-            return events
         if self._has_rule_file(events.names):
             self._watches_all = False  # with other rules, other directories are watched
             return None
-        self._is_full_scan_due = full or time.monotonic() - self._last_full_scan > _FULL_SCAN_AFTER
+        since = time.monotonic() - self._last_full_scan  # negative if the clocks differ
+        self._is_full_scan_due = full or not 0 <= since <= _FULL_SCAN_AFTER
         return events
+
+    def _served_events(self, root: int) -> ChangedPaths | None:
+        """Ask the change service; None if there is none, or if it does not know all changes."""
+        if not self._watch:
+            return None
+        position = self._cache.position
+        answer = changes_since(root, None if position is None else position.token)
+        if answer is None:
+            return None
+        try:
+            self._mounts = MountTable()
+        except OSError:
+            return None
+        self._token = answer.token
+        return None if position is None else answer.changed
 
     @staticmethod
     def _has_rule_file(changed: NamesByDir) -> bool:
@@ -208,7 +259,7 @@ class Scanner:
 
     def _scan_all(self, root: int, writer: Writer, reader: FileReader) -> DirState:
         """Scan every entry: by a stat pass if the tree is known, else by a full walk."""
-        if self._watch and self._source is None:
+        if self._watch and self._source is None and self._token is None:
             try:
                 with block_forks():
                     from agent_checkpoint.workspace.changes.inotify import Watcher  # slow to load

@@ -1,14 +1,16 @@
 """The stat index: the state of a directory tree in one file, like git's index. Owns its format.
 
 With it, a new process does not read every file again. It is a cache: an invalid index is ignored,
-and the store verifies the objects that it refers to when they are used.
+and the store verifies the objects that it refers to when they are used. Directories are decoded
+when they are used: a scan of a few changed paths decodes only the directories on these paths.
 
     header      magic, SHA-256 of the rest, the number of directories, and the sizes in bytes of
                 the names, signatures and positions
     rows        one per directory, parents first: numbers of names, of subdirectories and of all
-                directories below; offsets of its signatures, positions and notes; length of its
-                notes; whether there are notes here or below; files, bytes, id, object
-    names       joined with slashes within a directory, and with NULs between directories
+                directories below; offsets of its names, signatures, positions and notes; lengths
+                of its names and notes; whether there are notes here or below; files, bytes, id,
+                object
+    names       joined with slashes within a directory
     signatures  of all names
     positions   of the subdirectories among the names
     notes       as JSON
@@ -23,18 +25,23 @@ import stat
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from itertools import accumulate, islice
 from pathlib import Path
+from typing import Any
 
 from agent_checkpoint.backends.os_support.posix import make_directory
 from agent_checkpoint.file_trust import other_writer
+from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.workspace.tree.dir_state import NO_NOTES, SIGNATURE, DirState, Note
 from agent_checkpoint.workspace.tree.tree_format import Stored
 
-_MAGIC = b"agent-checkpoint index 3\n"
+_MAGIC = b"agent-checkpoint index 4\n"
 _DIGEST = hashlib.sha256().digest_size
 _SIZES = struct.Struct("<QQQQ")
-_ROW = struct.Struct("<IIIQQQI?QQ32s32s")
+_ROW = struct.Struct("<IIIQQQQII?QQ32s32s")
+_BELOW = struct.Struct("<8xI")
+"""The number of directories below, in a row."""
+_STORED = struct.Struct(f"<{_ROW.size - 64}x32s32s")
+"""The ids, in a row."""
 _GUARDED = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_SUBDIRS: Mapping[bytes, DirState] = {}
 
@@ -42,35 +49,52 @@ _NO_SUBDIRS: Mapping[bytes, DirState] = {}
 def remove_indexes(directory: Path) -> None:
     """Remove all indexes in a directory; they contain file names. Raises OSError."""
     for path in directory.iterdir() if directory.is_dir() else ():
-        path.unlink(missing_ok=True)
+        if path.suffix not in (".sock", ".lock"):  # of the change service
+            path.unlink(missing_ok=True)
 
 
-def write_index(path: Path, root: DirState) -> None:
-    """Write the state of a directory tree to a file. Raises OSError."""
+class Index(NamedTuple):
+    """The content of an index file."""
+
+    root: DirState
+    digest: bytes
+    """The hash of the file, which identifies its content."""
+
+
+def write_index(path: Path, root: DirState) -> bytes:
+    """Write the state of a directory tree to a file; return its hash. Raises OSError."""
     states = list(_in_order(root))
-    rows, signatures, notes = bytearray(), bytearray(), bytearray()
+    rows, texts, signatures, notes = bytearray(), bytearray(), bytearray(), bytearray()
     positions: list[int] = []
     for state, below in zip(states, _counts_below(states)):
         own_notes = _encode_notes(state.notes)
         own = [position for position, name in enumerate(state.names) if name in state.subdirs]
-        offsets = len(signatures), len(positions), len(notes)
-        about = len(own_notes), state.has_notes, state.files, state.bytes
+        offsets = len(texts), len(signatures), len(positions), len(notes)
+        lengths = len(state.packed_names), len(own_notes)
+        about = state.has_notes, state.files, state.bytes
         ids = map(bytes.fromhex, state.stored)
-        rows += _ROW.pack(len(state.names), len(own), below, *offsets, *about, *ids)
+        rows += _ROW.pack(len(state.names), len(own), below, *offsets, *lengths, *about, *ids)
+        texts += state.packed_names
         signatures += state.signatures
         positions += own
         notes += own_notes
-    texts = b"\0".join([state.packed_names for state in states])
     sizes = _SIZES.pack(len(states), len(texts), len(signatures), 4 * len(positions))
     packed = struct.pack(f"<{len(positions)}I", *positions)
     data = b"".join([sizes, rows, texts, signatures, packed, notes])
+    digest = hashlib.sha256(data).digest()
+    replace_private(path, _MAGIC, digest, data)
+    return digest
+
+
+def replace_private(path: Path, *pieces: bytes) -> None:
+    """Write a file that only this user can read; replace an old one at once. Raises OSError."""
     make_directory(path.parent)
     draft = path.with_name(f"{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with open(os.open(draft, flags, 0o600), "wb") as file:
-            file.write(_MAGIC + hashlib.sha256(data).digest())
-            file.write(data)
+            for piece in pieces:
+                file.write(piece)
         os.replace(draft, path)
     except BaseException:
         with suppress(OSError):
@@ -78,59 +102,100 @@ def write_index(path: Path, root: DirState) -> None:
         raise
 
 
-def read_index(path: Path) -> DirState | None:
-    """Return the root state of an index file; None if it is missing or invalid.
-
-    An index that another user owns or can write to is invalid: it could hide a changed file.
-    """
+def read_private(path: Path) -> bytes | None:
+    """Return the content of a file; None if it is missing, or another user can write it."""
     try:
         with open(os.open(path, _GUARDED), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or other_writer(path, status) is not None:
                 return None
-            data = file.read()
+            return file.read()
     except OSError:
+        return None
+
+
+def read_index(path: Path) -> Index | None:
+    """Return the content of an index file; None if it is missing or invalid.
+
+    An index that another user owns or can write to is invalid: it could hide a changed file.
+    """
+    data = read_private(path)
+    if data is None:
         return None
     start = len(_MAGIC) + _DIGEST
     if data[: len(_MAGIC)] != _MAGIC or len(data) < start + _SIZES.size:
         return None
-    if hashlib.sha256(memoryview(data)[start:]).digest() != data[len(_MAGIC) : start]:
+    digest = data[len(_MAGIC) : start]
+    if hashlib.sha256(memoryview(data)[start:]).digest() != digest:
         return None
-    return _decode(data, start)
-
-
-def _decode(data: bytes, start: int) -> DirState:
-    """Return the root state in an index file, given the offset after its digest."""
     directories, *sizes = _SIZES.unpack_from(data, start)
-    rows_at = start + _SIZES.size
-    names_at = rows_at + directories * _ROW.size
-    signatures_at, positions_at, notes_at = islice(accumulate(sizes, initial=names_at), 1, None)
-    all_names = data[names_at:signatures_at].split(b"\0")
-    pending: list[DirState] = []
-    for number in reversed(range(directories)):  # backwards, so children come before parents
-        row = _ROW.unpack_from(data, rows_at + number * _ROW.size)
-        count, below, _, signatures, positions, notes, notes_size, has_notes, *rest = row
-        files, size, identity, ref = rest
-        subdirs = _NO_SUBDIRS
-        if below:
-            names = all_names[number].split(b"/")
-            own = struct.unpack_from(f"<{below}I", data, positions_at + 4 * positions)
-            subdirs = {names[position]: pending.pop() for position in own}
+    rows = start + _SIZES.size
+    names = rows + directories * _ROW.size
+    signatures = names + sizes[0]
+    positions = signatures + sizes[1]
+    sections = _Sections(data, rows, names, signatures, positions, positions + sizes[2])
+    return Index(_IndexedDir(sections, 0), digest)
+
+
+class _Sections(NamedTuple):
+    """The content of an index file, and the offsets of its sections."""
+
+    data: bytes
+    rows: int
+    names: int
+    signatures: int
+    positions: int
+    notes: int
+
+
+class _IndexedDir(DirState):
+    """A directory in an index. Its attributes are set when they are used."""
+
+    __slots__ = ("_number", "_sections")
+
+    def __init__(self, sections: _Sections, number: int) -> None:
+        """Refer to a directory.
+
+        Args:
+            sections: the index.
+            number: the number of its row.
+        """
+        self._sections = sections
+        self._number = number
+        self.is_stored = True
+
+    def __getattr__(self, name: str) -> Any:
+        # Called only for an attribute that is not set.
+        if name == "stored":
+            at = self._sections.rows + self._number * _ROW.size
+            identity, ref = _STORED.unpack_from(self._sections.data, at)
+            self.stored = Stored(identity.hex(), ref.hex())
+        else:
+            self._decode()
+        return object.__getattribute__(self, name)
+
+    def _decode(self) -> None:
+        sections, number = self._sections, self._number
+        data, rows, names_at, signatures_at, positions_at, notes_at = sections
+        row = _ROW.unpack_from(data, rows + number * _ROW.size)
+        count, below, _, names, signatures, positions, notes, names_size, notes_size = row[:9]
+        self.has_notes, self.files, self.bytes = row[9:12]
+        names += names_at
         signatures += signatures_at
+        self.packed_names = packed_names = data[names : names + names_size]
+        self.signatures = data[signatures : signatures + count * SIGNATURE.size]
+        if below:
+            all_names = packed_names.split(b"/")
+            self.subdirs = subdirs = {}
+            number += 1
+            for at in struct.unpack_from(f"<{below}I", data, positions_at + 4 * positions):
+                subdirs[all_names[at]] = _IndexedDir(sections, number)
+                number += 1 + _BELOW.unpack_from(data, rows + number * _ROW.size)[0]
+        else:
+            self.subdirs = _NO_SUBDIRS
         notes += notes_at
-        state = DirState(
-            all_names[number],
-            data[signatures : signatures + count * SIGNATURE.size],
-            subdirs,
-            _decode_notes(data[notes : notes + notes_size]) if notes_size else NO_NOTES,
-            Stored(identity.hex(), ref.hex()),
-            files,
-            size,
-            has_notes=has_notes,
-            is_stored=True,
-        )
-        pending.append(state)
-    return pending.pop()
+        self.notes = _decode_notes(data[notes : notes + notes_size]) if notes_size else NO_NOTES
+        self._items = self._encoded = self._names = self._texts = None
 
 
 def _in_order(root: DirState) -> Iterator[DirState]:

@@ -49,16 +49,18 @@ class StatPass:
             OSError: a known directory was removed, or is no longer a directory.
         """
         with DirectoryOpener(os.dup(self._root)) as opener:
-            stack = [("", known)]  # paths end with a slash, except that of the root
+            stack = [(b"", known)]
             while stack:
                 path, state = stack.pop()
-                for name, subdir in self._compare(path, opener.open(_encoded(path)), state):
-                    stack.append((f"{path}{name}/", subdir))
+                subdirs = self._compare(path, opener.open(path), state)
+                if subdirs:
+                    start = path + b"/" if path else b""
+                    stack += [(start + name, subdir) for name, subdir in subdirs.items()]
 
-    def _compare(self, path: str, fd: int, state: DirState) -> list[tuple[str, DirState]]:
+    def _compare(self, path: bytes, fd: int, state: DirState) -> Mapping[bytes, DirState]:
         """Compare one directory; return its subdirectories that were not replaced."""
         if self._watch is not None:
-            self._watch(fd, _encoded(path))
+            self._watch(fd, path)
         pack = SIGNATURE.pack
         present: dict[str, bytes] = {}
         with os.scandir(fd) as entries:
@@ -72,7 +74,7 @@ class StatPass:
                     present[entry.name] = pack(0, 0, 0, status.st_ino, mode)
                     continue
                 if status.st_nlink > 1:
-                    self.links.add(status, _encoded(path), os.fsencode(entry.name))
+                    self.links.add(status, path, os.fsencode(entry.name))
                 try:
                     present[entry.name] = pack(
                         status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, mode
@@ -83,16 +85,17 @@ class StatPass:
         if len(present) == len(texts) and not notes:
             try:
                 if b"".join([present[name] for name in texts]) == signatures:
-                    return state.below
+                    return state.subdirs
             except KeyError:
                 pass
         known = dict(zip(texts, state.signature_list()))
         differing = self._differing(path, present, known, notes)
-        return [(name, subdir) for name, subdir in state.below if name not in differing]
+        subdirs = state.subdirs
+        return {name: subdirs[name] for name in subdirs if os.fsdecode(name) not in differing}
 
     def _differing(
         self,
-        path: str,
+        path: bytes,
         present: Mapping[str, bytes],
         known: Mapping[str, bytes],
         notes: Mapping[bytes, Note],
@@ -109,14 +112,10 @@ class StatPass:
                 continue  # still not captured; but a store may no longer be one
             names.add(text)
             if kind == stat.S_IFDIR:
-                self.changed.replaced.add(os.fsencode(path + text))
+                name = os.fsencode(text)
+                self.changed.replaced.add(path + b"/" + name if path else name)
         # Entries that were not captured may have been removed.
         names.update(text for text in map(os.fsdecode, notes) if text not in present)
         if names:
-            self.changed.names[_encoded(path)] = set(map(os.fsencode, names))
+            self.changed.names[path] = set(map(os.fsencode, names))
         return names
-
-
-def _encoded(path: str) -> bytes:
-    """Return the path of a directory as bytes, without the final slash."""
-    return os.fsencode(path[:-1])

@@ -83,7 +83,6 @@ class DirState:
     """A directory: captured names with their signatures, subdirectories, id and object."""
 
     __slots__ = (
-        "_below",
         "_encoded",
         "_items",
         "_names",
@@ -146,7 +145,6 @@ class DirState:
         self._names = names
         self._encoded = encoded
         self._texts: list[str] | None = None
-        self._below: list[tuple[str, DirState]] | None = None
 
     @property
     def names(self) -> list[bytes]:
@@ -161,13 +159,6 @@ class DirState:
         if self._texts is None:
             self._texts = os.fsdecode(self.packed_names).split("/") if self.packed_names else []
         return self._texts
-
-    @property
-    def below(self) -> list[tuple[str, DirState]]:
-        """The subdirectories with their names as text."""
-        if self._below is None:
-            self._below = [(os.fsdecode(name), state) for name, state in self.subdirs.items()]
-        return self._below
 
     def items(self, get: Get) -> list[Item]:
         """Return the entries.

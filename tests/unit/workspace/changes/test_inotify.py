@@ -659,7 +659,7 @@ def test_one_that_is_lost_sight_of_is_closed(root: Path) -> None:
 
 def test_it_is_not_inherited_by_other_programs(root: Path) -> None:
     watcher = Watcher()
-    assert not any(os.get_inheritable(fd) for fd in (watcher._fd, watcher._mounts))
+    assert not any(os.get_inheritable(fd) for fd in (watcher._fd, watcher._mounts.fd))
     watcher.close()
 
 
