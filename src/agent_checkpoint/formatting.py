@@ -21,6 +21,10 @@ DAY = 86_400
 LONGEST = 300
 """Maximum number of characters of one value in text output; JSON output is not truncated."""
 _NAMED = 3
+PASSWORD_OPTIONS = frozenset(
+    {"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"}
+)
+"""The options of a store URL that are secrets. They are those of libpq."""
 
 
 def escape_characters(text: str, kept: str, name: Callable[[str], str]) -> str:
@@ -185,6 +189,19 @@ def shell_quote(text: str) -> str:
         return "'" + text.replace("'", "'\\''") + "'"
     inner = escape_characters(text.replace("\\", "\\\\").replace("'", "\\'"), "", _in_shell)
     return f"$'{inner}'"
+
+
+def without_password(url: str) -> str:
+    """Return a store URL without the passwords in it; anything else as it is."""
+    head, _, query = url.partition("?")
+    scheme, separator, rest = head.partition("://")
+    if not separator:
+        return url
+    place, slash, path = rest.partition("/")
+    user, at, hosts = place.rpartition("@")
+    head = f"{scheme}://{user.partition(':')[0]}{at}{hosts}{slash}{path}"
+    items = [item for item in query.split("&") if item.partition("=")[0] not in PASSWORD_OPTIONS]
+    return f"{head}?{'&'.join(items)}" if any(items) else head
 
 
 def _in_shell(char: str) -> str:

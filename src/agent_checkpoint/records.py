@@ -17,7 +17,7 @@ JsonValue = Union[None, bool, int, float, str, "list[JsonValue]", "dict[str, Jso
 """A JSON value, the output of the codec for a Python value."""
 
 CheckpointKind = Literal[
-    "save", "open", "close", "drift", "in_flight", "fork",
+    "save", "open", "close", "drift", "outside", "in_flight", "fork",
     "safety", "rollback", "restore", "adopt", "purge",
 ]  # fmt: skip
 """The kinds of checkpoints that this version writes. A stored kind may be any other string."""
@@ -33,6 +33,8 @@ class Kind:
     """The last checkpoint of a run of a session."""
     DRIFT: Final = "drift"
     """Files that changed while the session was closed."""
+    OUTSIDE: Final = "outside"
+    """Files that changed between two calls of a session; steps back skip it, as a safety one."""
     IN_FLIGHT: Final = "in_flight"
     """Saved while tools were running: `rollback(steps=)` skips it."""
     FORK: Final = "fork"
@@ -118,6 +120,10 @@ class Claim(NamedTuple):
     """The host of the directory; empty for a store on one machine."""
     seal: str
     """The HMAC over key, path and host."""
+    identity: str = ""
+    """What a rename of the directory keeps: see `store/directory_identity.py`; empty if unknown."""
+    identity_seal: str = ""
+    """The HMAC over key, path, host and identity; of its own, for versions without identities."""
 
 
 class Draft(NamedTuple):

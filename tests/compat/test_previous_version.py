@@ -436,7 +436,8 @@ def test_equal_states_become_equal_bytes(
         if backend == "sqlite":
             merge_wal(place / version.name)
         media.append(reader.open_medium(place / version.name / "store"))
-    assert media[0].objects == media[1].objects
+    # Their names are the hashes of their content; compressed, it may differ (isal, zlib).
+    assert media[0].objects.keys() == media[1].objects.keys()
     assert media[0].streams.keys() == media[1].streams.keys()
 
 

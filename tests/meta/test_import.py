@@ -10,7 +10,7 @@ import pytest
 import agent_checkpoint
 
 PACKAGE = Path(agent_checkpoint.__file__).parent
-OPTIONAL = ["attr", "attrs", "numpy", "orjson", "pydantic", "typing_extensions"]
+OPTIONAL = ["attr", "attrs", "isal", "numpy", "orjson", "pydantic", "typing_extensions"]
 
 # Prints what a statement has loaded beyond what Python loads by itself.
 LOADED = """

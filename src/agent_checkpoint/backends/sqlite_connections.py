@@ -17,11 +17,11 @@ from agent_checkpoint.backends.os_support.lock_wait import describe_holders, loc
 from agent_checkpoint.backends.os_support.os_fork import block_forks, close_before_fork
 from agent_checkpoint.backends.os_support.posix import (
     FileIdentity,
+    QueuedLock,
     check_lock_file,
     exclusive_lock,
     file_identity,
     free_bytes,
-    queued_lock,
     share_like_folder,
     shared_lock,
     sync_directory,
@@ -90,6 +90,7 @@ class Connections:
         self._check_own = check_own
         self.lock_timeout = lock_timeout
         self.lock_file = database.with_name(".lock")
+        self._queue = QueuedLock(self.lock_file)
         self.reserve = Reserve(database.with_name(".reserve"))
         self.durability = durability
         # Threads pop and append without a lock, which a fork could leave locked: both are atomic.
@@ -107,6 +108,7 @@ class Connections:
         # Also close files of a store that is dropped without close(); not at exit, where a forked
         # child would close those of its parent.
         finalize(self, _close_all, self._idle, self._pid).atexit = False
+        finalize(self, self._queue.close).atexit = False
         close_before_fork(self)
 
     @contextmanager
@@ -155,7 +157,7 @@ class Connections:
         """
         with (
             wrap_os_errors(f"write to {self.database}"),
-            queued_lock(self.lock_file, self.lock_timeout) as self._lock,
+            self._queue.hold(self.lock_timeout) as self._lock,
         ):
             self._create()
             self._can_share = True
@@ -233,11 +235,12 @@ class Connections:
             self._is_directory_synced = True
 
     def close(self) -> None:
-        """Close the idle connections."""
+        """Close the idle connections and lock files."""
         self._is_directory_synced = False
         self._after_fork()
         _close_all(self._idle, self._pid)
         _close_all(self._writer_connections, self._pid)
+        self._queue.close()
 
     @contextmanager
     def connection(self) -> Iterator[_Connection]:

@@ -43,6 +43,8 @@ SEQUENCES: dict[type, Callable[[Any, list[Any]], Any]] = {
 _MAPPINGS = frozenset({dict, ImmutableDict, OrderedDict, defaultdict, StateDict})
 ATOMS = frozenset({type(None), bool, int, float, str, *LEAVES}) - {bytearray}
 """The immutable types without other values inside."""
+CONSTANTS = ATOMS | {ImmutableDict, ImmutableList}
+"""The types of the items of a log that cannot change, nor can anything in them."""
 
 
 C = TypeVar("C", bound="Checkpointable")
@@ -121,22 +123,47 @@ def copied(value: Any) -> Any:
     return _cloner({})(value, 0, None)
 
 
-def immutable_copy(value: Any) -> tuple[Any, bool]:
-    """Return a value with immutable dicts and lists, and whether nothing in it can change.
+def immutable_copy(value: Any) -> Any:
+    """Return a value with immutable dicts and lists.
 
     Mutable values of other types are copied: they can change, but the original does not.
 
     Raises:
         PathError: a value cannot be copied.
     """
-    clone, is_constant = _cloner({}), True
+    clone = _cloner({})
+    return _immutable(value, lambda item: clone(item, 0, None))
+
+
+def constant_copy(value: Any) -> Any:
+    """Return a value with immutable dicts and lists, or itself if something in it can change.
+
+    What can change is not copied: a log in a log would be copied twice by every log around it.
+    """
+    try:
+        return _immutable(value, _refuse)
+    except _ChangeableError:
+        return value
+
+
+class _ChangeableError(Exception):
+    """A value can change."""
+
+
+def _refuse(item: Any) -> Any:
+    raise _ChangeableError
+
+
+def _immutable(value: Any, other: Callable[[Any], Any]) -> Any:
+    """Return a value with immutable dicts and lists; `other` copies mutable values."""
 
     def descend(item: Any) -> Any:
-        nonlocal is_constant
         kind = type(item)
         if kind in ATOMS:
             return item
         if kind is dict:
+            if ATOMS.issuperset(map(type, item.values())):
+                return immutable_dict(item)
             return immutable_dict({key: descend(part) for key, part in item.items()})
         if kind is list:
             return immutable_list(map(descend, item))
@@ -144,10 +171,9 @@ def immutable_copy(value: Any) -> tuple[Any, bool]:
             return tuple(map(descend, item))
         if library_leaf(kind) is not None:
             return item
-        is_constant = False
-        return clone(item, 0, None)
+        return other(item)
 
-    return descend(value), is_constant
+    return descend(value)
 
 
 def _cloner(known: dict[int, Any]) -> Descend:
@@ -203,10 +229,13 @@ def _copy(value: Any, depth: int, descend: Descend, live: Any = None) -> Any:
 def _sequence(value: Any, depth: int, descend: Descend, live: Any) -> Any:
     live = live if isinstance(live, list) and len(live) == len(value) else repeat(None)
     done: list[Any] = []
+    # Logs share the items that cannot change. Elsewhere, an immutable dict may have mutable parts.
+    items, shared = (
+        (ITEMS[type(value)](value), CONSTANTS) if type(value) in ITEMS else (value, ATOMS)
+    )
     try:
-        items = ITEMS[type(value)](value) if type(value) in ITEMS else value
         for item, part in zip(items, live):
-            done.append(item if type(item) in ATOMS else descend(item, depth + 1, part))
+            done.append(item if type(item) in shared else descend(item, depth + 1, part))
     except PathError as error:
         raise error.at(f"[{len(done)}]") from error.__cause__
     return SEQUENCES[type(value)](value, done)

@@ -1,14 +1,17 @@
-"""Immutable dicts and lists: the items of a log as its readers see them. Knows nothing of logs.
+"""Immutable dicts and lists: the items of a log. Knows nothing of logs.
 
 They are real dicts and lists, so that JSON encoders, client libraries and validators accept them.
 A copy of one is a plain dict or list. Code that bypasses their methods, such as `heapq` or
 `dict.__setitem__(item, …)`, can change them: a save would have to compare all items to find this.
+Logs share them with their copies and with later loads.
 """
 
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Iterable
+from itertools import chain, repeat
 from typing import Any, NoReturn
 
 from agent_checkpoint.errors import ImmutableError
@@ -68,3 +71,39 @@ def immutable_list(items: Iterable[Any]) -> ImmutableList:
     new: ImmutableList = ImmutableList.__new__(ImmutableList)
     list.extend(new, items)
     return new
+
+
+def immutable_json(items: list[Any]) -> list[Any]:
+    """Return the items of a parsed JSON array with immutable dicts and lists.
+
+    Uses up `items`. Most of the work is done by C code, for many items at a time.
+    """
+    kinds = set(map(type, items))
+    if kinds.isdisjoint(_CONTAINERS):
+        return items
+    if kinds != {dict}:
+        return [_immutable_value(item) for item in items]
+    if not _CONTAINERS.isdisjoint(map(type, chain.from_iterable(map(dict.values, items)))):
+        for item in items:
+            _make_values_immutable(item)
+    done = list(map(dict.__new__, repeat(ImmutableDict, len(items))))
+    deque(map(dict.update, done, items), maxlen=0)
+    return done
+
+
+_CONTAINERS = frozenset({dict, list})
+
+
+def _immutable_value(value: Any) -> Any:
+    if type(value) is list:
+        return immutable_list(immutable_json(value))
+    if type(value) is dict:
+        _make_values_immutable(value)
+        return immutable_dict(value)
+    return value
+
+
+def _make_values_immutable(members: dict[str, Any]) -> None:
+    for key, value in members.items():
+        if type(value) in _CONTAINERS:
+            members[key] = _immutable_value(value)

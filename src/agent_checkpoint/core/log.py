@@ -11,8 +11,14 @@ from weakref import WeakSet
 from agent_checkpoint.core.codec.decode import TAG_HANDLERS
 from agent_checkpoint.core.codec.encode import ENCODERS, ItemEncoder
 from agent_checkpoint.core.codec.save_policy import SavePolicy
-from agent_checkpoint.core.copying import ATOMS, SEQUENCES, copied, immutable_copy
-from agent_checkpoint.core.immutable import ImmutableDict, ImmutableList
+from agent_checkpoint.core.copying import (
+    CONSTANTS,
+    SEQUENCES,
+    constant_copy,
+    copied,
+    immutable_copy,
+)
+from agent_checkpoint.core.immutable import ImmutableDict, ImmutableList, immutable_json
 from agent_checkpoint.core.path_errors import ITEMS, PathError, as_state_error
 from agent_checkpoint.core.stateful import LoadResult
 from agent_checkpoint.errors import ImmutableError, InvalidInputError, StateMismatchError
@@ -55,7 +61,7 @@ class Log(Sequence[T]):
     def _of(cls, items: list[T]) -> Log[T]:
         """Return a log that takes ownership of a list of items."""
         log = cls()
-        log._items = items
+        log._items = [item if type(item) in CONSTANTS else _stored(item) for item in items]
         return log
 
     def append(self, item: T) -> None:
@@ -64,12 +70,12 @@ class Log(Sequence[T]):
         Raises:
             StateError: the item cannot be copied; the message contains the path.
         """
-        self._items.append(self._copied(item, len(self._items)))
+        self._items.append(self._own(item, len(self._items)))
 
     def extend(self, items: Iterable[T]) -> None:
         """Append copies of items. Raises StateError, with no item appended."""
         start = len(self._items)
-        self._items += [self._copied(item, start + index) for index, item in enumerate(items)]
+        self._items += [self._own(item, start + index) for index, item in enumerate(items)]
 
     def truncate(self, n: int) -> None:
         """Remove all items but the first `n`.
@@ -100,10 +106,10 @@ class Log(Sequence[T]):
             )
         fresh, same = list(items), 0
         for old, item in zip(self._items, fresh):
-            if item is not self._shown.get(id(old), (old, old))[1]:
+            if item is not old:
                 break
             same += 1
-        copies = [self._copied(item, same + index) for index, item in enumerate(fresh[same:])]
+        copies = [self._own(item, same + index) for index, item in enumerate(fresh[same:])]
         self.truncate(same)
         self._items += copies
 
@@ -119,7 +125,7 @@ class Log(Sequence[T]):
                 "Use truncate(n) and append(), or replace(items); for the conversation of a "
                 "session, session.messages = […]."
             )
-        fresh = self._copied(item, last)
+        fresh = self._own(item, last)
         self._cut(last)
         self._items[last] = fresh
 
@@ -210,16 +216,10 @@ class Log(Sequence[T]):
 
     def _read(self, item: T) -> T:
         """Return an item for a reader, who cannot change it."""
-        if type(item) in ATOMS:
+        if type(item) in CONSTANTS:
             return item
-        known = self._shown.get(id(item))
-        if known is not None:
-            return known[1]
         with as_state_error("log item", item):
-            shown: T
-            shown, is_constant = immutable_copy(item)
-        if is_constant:
-            self._shown[id(item)] = (item, shown)  # holds the item, so that its id is not reused
+            shown: T = immutable_copy(item)
         return shown
 
     def _check(self, encode: ItemEncoder) -> None:
@@ -239,7 +239,6 @@ class Log(Sequence[T]):
 
     def _reset(self) -> None:
         vars(self).pop("_checked", None)
-        self._shown: dict[int, tuple[T, T]] = {}
         self._identity = _Identity()
         vars(self).pop(
             "_views", None
@@ -254,8 +253,6 @@ class Log(Sequence[T]):
         if vars(self).get("_views"):  # a pending write uses the list: leave it unchanged
             self._items = list(self._items)
             vars(self).pop("_views", None)
-        for item in self._items[index:]:
-            self._shown.pop(id(item), None)
         while self._cuts and self._cuts[-1][1] >= index:
             self._cuts.pop()
         self._cuts.append((self._generation, index))
@@ -271,15 +268,28 @@ class Log(Sequence[T]):
             fresh: T = copied(item)
             return fresh
 
+    @classmethod
+    def _own(cls, item: T, index: int) -> T:
+        return _stored(cls._copied(item, index))
+
 
 def log_of(items: list[T]) -> Log[T]:
-    """Return a log that takes ownership of a list of items."""
+    """Return a log of items of its own: plain copies, or constants of another log."""
     return Log._of(items)
 
 
 def raw_items(log: Log[T]) -> list[T]:
     """Return the items themselves, not to be changed: reading them costs nothing."""
     return log._items
+
+
+def _stored(item: T) -> T:
+    """Return a copied item in the form that a log holds it.
+
+    An item that can change, and a tuple, stays as it is: readers get copies.
+    """
+    shown: T = constant_copy(item)
+    return shown if type(shown) in CONSTANTS else item
 
 
 def replace_items(log: Log[T], other: Log[T]) -> Callable[[], None]:
@@ -388,6 +398,6 @@ ENCODERS[ImmutableList] = ENCODERS[list]
 ENCODERS[Log] = lambda encoder, log, depth: {
     "$log": log.frozen(ItemEncoder(encoder.types, depth, encoder.policy))
 }
-TAG_HANDLERS["$log"] = lambda decoder, payload: log_of(decoder.items(payload))
+TAG_HANDLERS["$log"] = lambda decoder, payload: log_of(decoder.items(payload, immutable_json))
 SEQUENCES[Log] = lambda _, items: log_of(items)
 ITEMS[Log] = raw_items

@@ -11,6 +11,8 @@ from typing import Any
 from agent_checkpoint.core.codec.arrays import is_masked, is_plain, masked_content
 from agent_checkpoint.core.codec.leaves import leaf_of
 from agent_checkpoint.core.codec.structures import attributes
+from agent_checkpoint.core.copying import copied
+from agent_checkpoint.core.immutable import ImmutableDict, ImmutableList
 from agent_checkpoint.core.log import Log, raw_items
 from agent_checkpoint.core.path_errors import key_segment
 from agent_checkpoint.errors import StateError
@@ -18,6 +20,8 @@ from agent_checkpoint.records import Changes, ChangeTable, safe_repr
 
 _ABSENT = object()
 _PLAIN = frozenset({bool, int, str, bytes, bytearray})
+_MUTABLE: dict[type, type] = {ImmutableDict: dict, ImmutableList: list}
+"""The types that items of logs are compared as."""
 
 
 def diff_states(old: Any, new: Any, *, deep: bool = False) -> Changes:
@@ -38,7 +42,8 @@ def diff_states(old: Any, new: Any, *, deep: bool = False) -> Changes:
         found = list(_walk("", old, new, deep, 0))
     except RecursionError:
         raise StateError("The states are nested too deeply to compare.") from None
-    for path, before, after in found:
+    for path, *values in found:
+        before, after = map(_plain, values)
         if before is _ABSENT:
             changes["added"][path] = after
         elif after is _ABSENT:
@@ -59,8 +64,8 @@ def same(a: Any, b: Any) -> bool:
 def _same(a: Any, b: Any) -> bool:
     if a is b:
         return True
-    kind = type(a)
-    if kind is not type(b):
+    kind = _kind(a)
+    if kind is not _kind(b):
         return False
     if kind in _PLAIN:
         return bool(a == b)
@@ -90,6 +95,16 @@ def _same(a: Any, b: Any) -> bool:
         return bool(a == b)
     except Exception:
         return False  # an incomparable value counts as changed
+
+
+def _kind(value: Any) -> type:
+    kind = type(value)
+    return _MUTABLE.get(kind, kind)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value for a report; an item of a log as a plain copy."""
+    return copied(value) if type(value) in _MUTABLE else value
 
 
 def _content(value: Any) -> list[Any] | None:
@@ -192,7 +207,7 @@ def _below(path: str, old: Any, new: Any, deep: bool, depth: int) -> Iterator[tu
         yield from _walk_names(path, old._asdict(), new._asdict(), deep, depth)
     elif isinstance(old, Log) and isinstance(new, Log):
         yield from _walk_items(path, raw_items(old), raw_items(new), deep, depth)
-    elif isinstance(old, (list, tuple)) and type(old) is type(new):
+    elif isinstance(old, (list, tuple)) and _kind(old) is _kind(new):
         yield from _walk_items(path, old, new, deep, depth)
     elif dataclasses.is_dataclass(old) and type(old) is type(new) and not isinstance(old, type):
         yield from _walk_names(path, attributes(old), attributes(new), deep, depth)

@@ -63,6 +63,7 @@ from agent_checkpoint.session.rollback.rollback_report import (
 from agent_checkpoint.session.rollback.rollback_target import find_target, undo_target
 from agent_checkpoint.session.session_open import SessionOpener, manager_for
 from agent_checkpoint.session.session_state import RESERVED_PARTS, SessionState
+from agent_checkpoint.session.steps.line import reverts_since_work
 from agent_checkpoint.session.subagent import SessionAgent, state_of
 from agent_checkpoint.session.subagent_list import list_subagents
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
@@ -250,6 +251,9 @@ class Session(SessionAgent):
         notices = [unseen_effect_notice(effect) for effect in unseen.values() if effect.stands]
         notices += map(compensated_notice, still_compensated(state.ledger, record.gone))
         notices += state.problems
+        if state.writer.head is not None:
+            reverts = reverts_since_work(self.manager.store, state.writer.head)
+            notices += [f"The file changes of {words} were taken out." for words in reverts]
         if state.writer.redacted:
             notices.append(
                 f"redact= replaced {format_count(state.writer.redacted, 'value')} by placeholders "

@@ -87,6 +87,7 @@ class SessionOpener:
         self._state = state
         self._store = state.manager.store
         self._on_drift = on_drift
+        state.drops_drift = on_drift == "restore"
         self._rebind = rebind
         self._only_at = only_at
         self._is_empty = False

@@ -7,7 +7,6 @@ replaces the one before. Owns their format.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 
@@ -44,7 +43,10 @@ def show_progress(done: int, total: int, words: str) -> None:
         bar = "█" * full + "░" * (_WIDTH - full)
         line = f"{bar} {done}/{total} {' '.join(words.split())}"
         if is_terminal:
-            room = max(20, shutil.get_terminal_size().columns - 1)
+            with block_forks():
+                from shutil import get_terminal_size  # slow to load
+
+            room = max(20, get_terminal_size().columns - 1)
             out.write(line[:room] + "\n")
             out.flush()
         else:

@@ -151,7 +151,7 @@ def _is_small(value: Any, depth: int = 2) -> bool:
 def _parse(data: bytes) -> JsonValue:
     """Parse JSON with the standard library, as strictly as orjson. Raises ValueError."""
     text = data.decode()
-    value: JsonValue = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    value: JsonValue = _DECODER.decode(text)
     if b"\\u" in data and _SURROGATE.search(text):
         json.dumps(value, ensure_ascii=False).encode()  # fails if one stands alone
     return value
@@ -183,3 +183,6 @@ def _exponent_fragment(value: Any) -> Any:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)

@@ -183,9 +183,14 @@ def _details(draft: Draft, parents: tuple[str, ...]) -> list[tuple[str, JsonValu
         ("metrics", dict(draft.metrics)),
         ("parents", list(parents)),
         ("import", draft.token),
-        ("claim", None if draft.claim is None else draft.claim._asdict()),
+        ("claim", None if draft.claim is None else _claim_record(draft.claim)),
         ("redacted", draft.redacted),
     ]
+
+
+def _claim_record(claim: Claim) -> dict[str, JsonValue]:
+    optional = ("identity", "identity_seal")
+    return {name: value for name, value in claim._asdict().items() if value or name not in optional}
 
 
 def read_checkpoint(key: str, seq: int, data: bytes) -> Checkpoint:
@@ -207,6 +212,8 @@ def read_checkpoint(key: str, seq: int, data: bytes) -> Checkpoint:
     if wrong:
         raise IntegrityError(f"{where} has wrong or missing members: {', '.join(wrong)}.")
     claim = record["claim"]
+    if claim is not None:
+        claim = Claim(**{name: claim[name] for name in Claim._fields if name in claim})
     return Checkpoint(
         key=key,
         seq=seq,
@@ -219,7 +226,7 @@ def read_checkpoint(key: str, seq: int, data: bytes) -> Checkpoint:
         parts=record["parts"],
         size=record["size"] or len(data),
         token=record["import"],
-        claim=None if claim is None else Claim(*(claim[name] for name in Claim._fields)),
+        claim=claim,
         redacted=record["redacted"],
     )
 
@@ -232,8 +239,13 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
 
 
+_ALWAYS_CLAIMED = ("path", "host", "seal")
+
+
 def _is_claim(value: Any) -> bool:
-    return isinstance(value, dict) and all(_is_text(value.get(name)) for name in Claim._fields)
+    return isinstance(value, dict) and all(
+        _is_text(value.get(name, None if name in _ALWAYS_CLAIMED else "")) for name in Claim._fields
+    )
 
 
 def _are_numbers(value: Any) -> bool:

@@ -128,14 +128,14 @@ def walk(store: Store, key: str) -> Iterator[Checkpoint]:
 
     A rollback or fork counts as its target, and the walk continues from there, possibly in another
     key. If the target was pruned, the walk continues at the position in its id. Safety checkpoints
-    are skipped.
+    and files that changed outside of calls are skipped.
     """
     before: int | None = None
     seen: set[CheckpointId] = set()
     while True:
         target = None
         for checkpoint in store.newest_first(key, before=before):
-            if checkpoint.kind == Kind.SAFETY:
+            if checkpoint.kind in (Kind.SAFETY, Kind.OUTSIDE):
                 continue
             yield checkpoint
             target = _target(checkpoint)

@@ -114,11 +114,6 @@ class RecordStream:
         entries = self.store.backend.read(self.name, limit=1, newest_first=True)
         return entries[0].seq if entries else 0
 
-    def clear(self) -> None:
-        """Remove all records; their numbers are not used again. Raises StorageError."""
-        entries = self.store.backend.read(self.name)
-        self.store.backend.remove(self.name, [entry.seq for entry in entries])
-
     def check(self, seq: int, record: dict[str, Any]) -> None:
         """Check the members of a record. A valid hash does not authenticate the writer.
 
@@ -182,6 +177,19 @@ class LogStream(RecordStream):
             return entries[0].seq if entries else 0
         found = self.read(entries[0].seq - 1)
         return self.number(*found[-1]) if found else 0
+
+    def clear(self, before: int | None = None) -> None:
+        """Remove all records, or those with numbers below `before`.
+
+        Raises:
+            IntegrityError: `before` is given, and a record is damaged.
+            StorageError: the medium failed.
+        """
+        if before is None:
+            removed = [entry.seq for entry in self.store.backend.read(self.name)]
+        else:
+            removed = [seq for seq, one in self.read() if self.number(seq, one) < before]
+        self.store.backend.remove(self.name, removed)
 
     def append_copy(
         self, number: int, parts: Mapping[str, Any], *, after: int, token: str | None = None

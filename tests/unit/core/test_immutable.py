@@ -18,7 +18,10 @@ from agent_checkpoint import (
     Log,
     StateError,
 )
+from agent_checkpoint.core import log as log_module
 from agent_checkpoint.core.codec.encode import encode
+from agent_checkpoint.core.immutable import ImmutableDict, ImmutableList
+from agent_checkpoint.core.state_diff import diff_states
 from agent_checkpoint.store.canonical_json import write_json
 from agent_checkpoint.store.objects.writer import WriteCache, Writer
 
@@ -162,9 +165,9 @@ def test_a_replaced_item_is_read_anew() -> None:
     for n in range(2, 200):
         assert log[-1] == {"n": n - 1}
         log[-1] = {"n": n}
-    assert len(log._shown) <= 1
     log.truncate(0)
-    assert not log._shown
+    log.append({"n": 1})
+    assert log[-1] == {"n": 1}
 
 
 PLAIN_COPIES = {
@@ -307,6 +310,50 @@ def test_a_state_with_items_of_a_log_is_plain_when_it_is_loaded() -> None:
     assert manager.diff("key", agent=agent)["changed"] == {}
 
 
+def test_a_diff_compares_items_that_can_change_with_items_that_cannot() -> None:
+    old = {"log": Log([{"a": [1], "b": {"c": set()}}])}
+    new = {"log": Log([{"a": [1], "b": {"c": 1}}])}
+    assert diff_states(old, new, deep=True)["changed"] == {"log[0].b.c": (set(), 1)}
+
+
+def test_loads_share_the_items_that_cannot_change(tmp_path: Any) -> None:
+    messages = [{"n": n, "content": [{"text": "word " * 50}], "x": [[]]} for n in range(200)]
+    with CheckpointManager(backend="sqlite", path=tmp_path / "store") as manager:
+        manager.save("chat", Log([*messages, {"tags": {"a"}}]))
+        logs: list[Log[Any]] = [Log() for _ in range(4)]
+        for log in logs:
+            manager.load("chat", log)
+    assert all(log == [*messages, {"tags": {"a"}}] for log in logs)
+    assert logs[2][0] is logs[3][0]
+    assert all(types_in(item) == {ImmutableDict, ImmutableList} for item in logs[3][:-1])
+    logs[3][-1]["tags"].add("b")
+    assert logs[2][-1] == logs[3][-1] == {"tags": {"a"}}
+    logs[3].truncate(1)
+    logs[3].append({"other": 1})
+    assert logs[2][:-1] == messages
+
+
+def test_copies_of_a_log_share_the_items_that_cannot_change() -> None:
+    log = Log([MESSAGE, {"tags": {"a"}}])
+
+    class Agent(Checkpointable):
+        def __init__(self) -> None:
+            self.log = log
+
+    twin = Agent().clone().log
+    assert twin == log
+    assert twin[0] is log[0]
+    twin._items[1]["tags"].add("b")
+    assert log[1] == {"tags": {"a"}}
+
+
+def test_an_immutable_dict_with_a_mutable_value_is_copied() -> None:
+    item = Log([{"tags": [{"a"}]}])[0]
+    log = Log([item])
+    item["tags"][0].add("b")
+    assert log == [{"tags": [{"a"}]}]
+
+
 def test_a_diff_of_logs_gives_plain_values() -> None:
     class Agent(Checkpointable):
         def __init__(self, *items: Any) -> None:
@@ -343,3 +390,14 @@ def test_pydantic_takes_it() -> None:
     assert Turn(**item) == turn
     adapter = pydantic.TypeAdapter(dict[str, Any])
     assert adapter.dump_json(adapter.validate_python(item)) == turn.model_dump_json().encode()
+
+
+def test_a_log_in_logs_is_copied_once_per_log_around_it(monkeypatch):
+    made = []
+    real = log_module._stored
+    monkeypatch.setattr(log_module, "_stored", lambda item: made.append(item) or real(item))
+    deep = Log([1])
+    for _ in range(12):
+        made.clear()
+        deep = Log([{"inner": deep}])
+    assert len(made) <= 2 * 13

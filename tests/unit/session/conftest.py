@@ -1,36 +1,10 @@
 """What several tests of sessions share."""
 
-import functools
-from contextlib import suppress
-from weakref import WeakSet
-
 import pytest
 
-from agent_checkpoint import CheckpointManager, Session
-from agent_checkpoint.errors import CheckpointError
-from agent_checkpoint.session import current_session
+from agent_checkpoint import CheckpointManager
 from tests.team_stores import TEAM_STORES, team_store
 from tests.unit.session.stores import BACKENDS, manager_on
-
-
-@pytest.fixture(autouse=True)
-def no_session_is_left(monkeypatch):
-    """Close what a test has left open: threads of the next one would find two sessions."""
-    opened = WeakSet()
-    real = Session.__init__
-
-    @functools.wraps(real)
-    def init(session, *args, **options):
-        real(session, *args, **options)
-        opened.add(session)
-
-    monkeypatch.setattr(Session, "__init__", init)
-    yield
-    for session in list(opened):
-        with suppress(CheckpointError):
-            session.close()
-    current_session._open.clear()
-    current_session._forked.clear()
 
 
 @pytest.fixture(params=["memory", "file", "sqlite", *TEAM_STORES])

@@ -161,6 +161,6 @@ def test_trials_in_other_processes_get_the_word(tmp_path: Path) -> None:
 
     with Session("k", store=tmp_path / "s", pickles="refuse") as session:
         point = ForkPoint(state_of(session), at=None, label="x", effects="refuse", agent=None)
-        with _WorkerTrials(point, len, None) as trials:
+        with _WorkerTrials(point, len, None, is_local=False) as trials:
             job = trials.job(Trial({}, 0, 0, "t"))
     assert job.spec["pickles"] == "refuse"

@@ -30,7 +30,14 @@ from agent_checkpoint.errors import IntegrityError, StateMismatchError
 from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import JsonValue, short_repr
 from agent_checkpoint.store.canonical_json import read_json
-from agent_checkpoint.store.objects.reader import OBJECT, Reader, is_tag_free, resolve_tree, tag_of
+from agent_checkpoint.store.objects.reader import (
+    OBJECT,
+    Reader,
+    Share,
+    is_tag_free,
+    resolve_tree,
+    tag_of,
+)
 from agent_checkpoint.store.objects.reader import TAGS as STORED_TAGS
 from agent_checkpoint.store.objects.references import ObjectRef, ObjectReference
 from agent_checkpoint.store.objects.splitting import OutOfLineValue
@@ -154,10 +161,11 @@ class _Decoder:
             return self.value(tree.inline())
         raise PathError("is damaged: not a JSON value.")
 
-    def items(self, tree: Any) -> list[Any]:
+    def items(self, tree: Any, share: Share | None = None) -> list[Any]:
+        """Return the items of a list. `share` makes plain JSON items immutable, to be shared."""
         done: list[Any] = []
         if tag_of(tree) == "$list":
-            for trees, is_plain in self.stored.arrays(tree["$list"]):
+            for trees, is_plain in self.stored.arrays(tree["$list"], share):
                 self._add(done, trees, is_plain=is_plain)
         else:
             self._add(done, self.listed(tree), is_plain=False)

@@ -90,7 +90,7 @@ class ModelCalls:
     def _recorded_row(self, request: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return the recorded row that answers a request, if the session is a replay."""
         replay = self._state.replay
-        if replay is None or replay.is_live:
+        if replay is None:
             return None
         self._state.check_open()
         return replay.model(self._scope.path, plain(_request_json(request)))

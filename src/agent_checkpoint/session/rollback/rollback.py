@@ -450,8 +450,9 @@ class Rollback:
 
     def _last_regular_tree(self, safety: Checkpoint) -> Tree | None:
         """Return the files of the last regular checkpoint before a safety checkpoint."""
-        # Drift was saved when the session was opened, not by the user.
-        passing = (Kind.SAFETY, Kind.DRIFT) if self._keep_unseen else (Kind.SAFETY,)
+        # These were not saved by the user.
+        unseen = (Kind.DRIFT, Kind.OUTSIDE)
+        passing = (Kind.SAFETY, *unseen) if self._keep_unseen else (Kind.SAFETY,)
         older = self._store.newest_first(self._state.key, before=safety.seq)
         regular = next((item for item in islice(older, 100) if item.kind not in passing), None)
         return None if regular is None else tree_in(self._store, regular)

@@ -101,7 +101,14 @@ def task_start(state: SessionState, began: str | None) -> Checkpoint | None:
     store = state.manager.store
     entries = store.newest_first(state.key)
     if began is None:
-        passing = (Kind.OPEN, Kind.DRIFT, Kind.SAFETY, Kind.CLOSE, Kind.IN_FLIGHT)
+        passing = (
+            Kind.OPEN,
+            Kind.DRIFT,
+            Kind.OUTSIDE,
+            Kind.SAFETY,
+            Kind.CLOSE,
+            Kind.IN_FLIGHT,
+        )
         return next((item for item in entries if item.kind not in passing), None)
     parsed = parse_checkpoint_id(began)
     if parsed is None:

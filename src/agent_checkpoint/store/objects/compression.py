@@ -5,6 +5,7 @@
     "s" size data               zstd, in a store whose format record declares it
 
 `size` is the decompressed length as a varint; decompression never produces more bytes than that.
+The extra `fast` installs isal, which reads and writes the same zlib streams faster.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import FormatError, IntegrityError
 from agent_checkpoint.options import Compression
 from agent_checkpoint.store.objects.varint import read_varint, write_varint
@@ -36,6 +38,8 @@ _SMALLEST = 128
 """Shorter data is stored uncompressed: compressing it saves too little."""
 _MOST_COMPRESSORS = 4
 _SAMPLE = 8192
+_SMALL = 4096
+"""Shorter data does not import isal, which takes longer than compressing it."""
 _WINDOW_LOG_MAX = 24
 """Limit of the zstd window (16 MiB): a crafted frame may require a huge window."""
 
@@ -52,7 +56,7 @@ def pack(data: bytes, compression: Compression = "zlib") -> bytes:
     if compression == "zstd":
         codec, packed = _ZSTD, _pack_zstd(data)
     else:
-        codec, packed = _ZLIB, zlib.compress(data, _LEVEL)
+        codec, packed = _ZLIB, _zlib_for(data).compress(data, _LEVEL)
     packed = codec + write_varint(len(data)) + packed
     return packed if len(packed) <= len(data) else _RAW + data
 
@@ -106,12 +110,30 @@ def _pack_zstd(data: bytes) -> bytes:
     return packed
 
 
+_zlib: Any = None
+"""isal, or the module zlib if it is not installed; None until it is wanted."""
+
+
+def _zlib_for(data: bytes) -> Any:
+    global _zlib
+    if _zlib is None:
+        if len(data) < _SMALL:
+            return zlib
+        with block_forks():
+            try:
+                from isal import isal_zlib as _zlib
+            except ImportError:
+                _zlib = zlib
+    return _zlib
+
+
 def _inflate(data: bytes, size: int) -> tuple[bytes, bool]:
-    unpacker = zlib.decompressobj()
+    module = _zlib_for(data)
+    unpacker = module.decompressobj()
     try:
         # One byte more than declared: 0 means "no limit" to zlib, and detects a longer stream.
         done = unpacker.decompress(data, size + 1)
-    except zlib.error as error:
+    except module.error as error:
         raise IntegrityError(f"Decompression failed ({error}).") from None
     return done, unpacker.eof and not unpacker.unused_data
 

@@ -52,13 +52,20 @@ class ObjectCache:
         self._put(mark, (True, 64))
         return False
 
-    def put_array(self, name: str, items: list[Any], size: int) -> None:
-        """Cache a copy of the parsed items of an array, which counts as `size` bytes."""
-        self._put("array " + name, (_copier(items), size))
+    def put_array(self, name: str, items: list[Any], size: int, *, is_shared: bool = False) -> None:
+        """Cache a copy of the parsed items of an array, which counts as `size` bytes.
 
-    def get_array(self, name: str) -> list[Any] | None:
-        """Return a new copy of the items of an array, or None if the array is not cached."""
-        copy = self.get("array " + name)
+        With `is_shared`, cache the items themselves, which are immutable.
+        """
+        prefix, copy = ("shared ", lambda: items) if is_shared else ("array ", _copier(items))
+        self._put(prefix + name, (copy, size))
+
+    def get_array(self, name: str, *, is_shared: bool = False) -> list[Any] | None:
+        """Return a copy of the items of an array, or None if the array is not cached.
+
+        With `is_shared`, the immutable items themselves, in a list that must not be changed.
+        """
+        copy = self.get(("shared " if is_shared else "array ") + name)
         return None if copy is None else copy()
 
     def _put(self, name: str, item: tuple[Any, int]) -> None:

@@ -5,7 +5,7 @@ Resolves the tags of `splitting`; does not interpret other JSON in the objects.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from agent_checkpoint.errors import IntegrityError
@@ -47,6 +47,9 @@ OBJECT = "$object"
 """Tag of an object that is not JSON. gc, verify and export follow it; load does not resolve it."""
 
 _BATCH = 256
+
+Share = Callable[[list[Any]], list[Any]]
+"""Makes parsed JSON items immutable, so that loads can share them."""
 
 
 class ObjectSource(Protocol):
@@ -109,21 +112,28 @@ class Reader:
         """Return the JSON text that `$ref` refers to. Raises IntegrityError."""
         return self._counted(self._get(name, TEXT).payload)
 
-    def arrays(self, name: Any) -> Iterator[tuple[list[Any], bool]]:
+    def arrays(self, name: Any, share: Share | None = None) -> Iterator[tuple[list[Any], bool]]:
         """Iterate over the arrays of a `$list` or `$map`, each with whether it is free of tags.
+
+        Args:
+            name: the id of the list.
+            share: applied to arrays without tags, whose items are then shared with later loads.
 
         Raises:
             IntegrityError: the objects are not a Merkle list.
         """
         for part, text in self.array_texts(name):
-            items = self._cache.get_array(part)
+            items = self._cache.get_array(part, is_shared=share is not None)
             if items is not None:
                 yield items, True
                 continue
             items = read_array(text)
             is_plain = is_tag_free(text)
+            if is_plain and share is not None:
+                items = share(items)
             if is_plain and self._cache.is_wanted_again(part):
-                self._cache.put_array(part, items, len(text) + _MEMORY_PER_COST * text_cost(text))
+                size = len(text) + _MEMORY_PER_COST * text_cost(text)
+                self._cache.put_array(part, items, size, is_shared=share is not None)
             yield items, is_plain
 
     def array_texts(self, name: Any) -> Iterator[tuple[str, bytes]]:
@@ -160,9 +170,9 @@ class Reader:
         return items if tag == "$list" else as_members(items)
 
     def _get(self, name: Any, kind: bytes | None = None) -> Object:
-        item = self._objects.get(_checked(name))
+        item = self._objects.get(name) if isinstance(name, str) else None
         if item is None:
-            raise missing_objects([name])
+            raise missing_objects([_checked(name)])
         self._uses_left -= 1
         if self._uses_left < 0:
             raise IntegrityError(

@@ -1,6 +1,7 @@
 """Objects: their names never change, whatever is installed; lies in them are refused."""
 
 import hashlib
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,47 @@ def test_a_store_may_hold_objects_of_every_codec(monkeypatch: pytest.MonkeyPatch
     assert manager.verify().ok
 
 
+@pytest.fixture(params=["zlib", "isal.isal_zlib"])
+def zlib_module(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = pytest.importorskip(request.param)
+    monkeypatch.setattr(compression, "_zlib", module)
+    return module
+
+
+def test_isal_and_zlib_read_what_the_other_writes(
+    zlib_module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, made = make_object(TEXT, b"content " * 4000 + noise(900).encode())
+    stored = made.stored()
+    assert stored[:1] == b"z"
+    for reader in (zlib, pytest.importorskip("isal.isal_zlib")):
+        monkeypatch.setattr(compression, "_zlib", reader)
+        assert open_object(name, stored).payload == made.payload
+
+
+def test_only_large_data_imports_isal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compression, "_zlib", None)
+    compression.unpack(compression.pack(b"text " * 100), 1000)
+    assert compression._zlib is None
+    monkeypatch.setitem(sys.modules, "isal", None)
+    compression.unpack(compression.pack(b"text " * 1000), 10000)
+    assert compression._zlib is zlib  # not installed
+
+
 # -- lies -----------------------------------------------------------------------------------------
+
+
+def test_a_damaged_zlib_stream_is_refused(zlib_module: Any) -> None:
+    plain = b"t\0" + b"content " * 1000 + noise(100).encode()
+    name, good = hashlib.sha256(plain).hexdigest(), zlib_packed(plain, len(plain))
+    assert open_object(name, good).payload == plain[2:]
+    for at in range(len(good)):
+        with pytest.raises(IntegrityError, match=name):
+            open_object(name, good[:at] + bytes([good[at] ^ 0x55]) + good[at + 1 :])
+        with pytest.raises(IntegrityError, match=name):
+            open_object(name, good[:at])
+    with pytest.raises(IntegrityError, match=name):
+        open_object(name, good + b"x")
 
 
 def zlib_packed(data: bytes, size: int) -> bytes:
@@ -104,7 +145,7 @@ def zstd_packed(data: bytes, size: int) -> bytes:
 
 @pytest.mark.parametrize("packed", [zlib_packed, zstd_packed])
 @pytest.mark.parametrize("lie", [-1, 1, -(10**9), MAX_OBJECT, 2**62])
-def test_a_size_that_lies_is_refused(packed: Any, lie: int) -> None:
+def test_a_size_that_lies_is_refused(packed: Any, lie: int, zlib_module: Any) -> None:
     plain = b"t\0" + b"content " * 1000
     name = hashlib.sha256(plain).hexdigest()
     assert open_object(name, packed(plain, len(plain))).payload == plain[2:]
