@@ -17,7 +17,6 @@ from bench.rows import Row
 from bench.turns import Turns
 
 REPEATS = 15
-NO_LOG = "Log is not in this version"
 
 
 def measure_changes(turns: Turns, names: list[str]) -> dict[str, dict[str, Any]]:
@@ -53,19 +52,12 @@ def change_rows(figures: dict[str, Any]) -> list[Row]:
     rows = []
 
     def add(name: str, side: str, do: str, what: str, unit: str) -> None:
-        ours = figures["sides"].get(side, {}).get("changes", {}).get(do)
-        rows.append(
-            Row(
-                id=name,
-                what=what,
-                ours=None if ours is None else _figure(ours, unit),
-                peer=_figure(peer[do], unit),
-                unit=unit,
-                peer_name="LangGraph",
-                durability=both,
-                waiting="" if ours is not None else NO_LOG,
-            )
-        )
+        ours = figures["sides"][side]["changes"][do]
+        rest: Any = {"peer_name": "LangGraph", "durability": both}
+        if unit == "ms":
+            rows.append(Row.of_times(name, what, ours["ms"], peer[do]["ms"], "p50", **rest))
+        else:
+            rows.append(Row(name, what, ours["written"], peer[do]["written"], unit, **rest))
 
     for unit, says in (("ms", "time"), ("B", "bytes written")):
         add("same", "log-fast", "unchanged", f"Log, fast: unchanged, {says}", unit)
@@ -76,8 +68,3 @@ def change_rows(figures: dict[str, Any]) -> list[Row]:
     for do, says in (("trim", "10 dropped in front"), ("edit", "1 of 1,000 edited")):
         add(do, "list-fast", do, f"list, fast: {says}, bytes written", "B")
     return rows
-
-
-def _figure(change: dict[str, Any], unit: str) -> float | None:
-    value: float | None = change["ms"]["p50"] if unit == "ms" else change["written"]
-    return value

@@ -19,7 +19,8 @@ Every load is compared with what was saved.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from bench.sides import SideName
 from bench.texts import conversation, raw_bytes
 from bench.turns import Turns, taking_turns
 
+STEPS = 1_000
+QUICK_STEPS = 300
 BLOCK = 50
 LOADS = 41
 ENDS = 100
@@ -50,37 +53,59 @@ TITLES = {
 }
 WHOLE = ["log-fast", "log-plain", "part-fast", "list-fast", "list-plain"]
 """The sides that have rows; the others are in the second table."""
-NO_LOG = "Log is not in this version"
+LOAD_TARGETS = {
+    ("again", True): 1.0,
+    ("again", False): 1.0,
+    ("first", True): 1.5,
+    ("first", False): 4.0,
+}
+"""By how it is loaded, and whether the extra `fast` is there."""
 
 
-def sides(durability: str, with_log: bool) -> list[SideName]:
+def sides(durability: str) -> list[SideName]:
     """Ours with and without the extra `fast`, and the peer."""
-    ours = ("log", "part", "list") if with_log else ("list",)
     return [
-        *(SideName(side, fast, durability) for side in ours for fast in (True, False)),
+        *(
+            SideName(side, fast, durability)
+            for side in ("log", "part", "list")
+            for fast in (True, False)
+        ),
         SideName("langgraph", True, durability),
     ]
 
 
-def measure(
-    kind: str,
-    durability: str,
-    steps: int,
-    directory: Path,
-    *,
-    with_log: bool,
-    thorough: bool = False,
+def measure_all(
+    only: set[str], directory: Path, *, quick: bool, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """The conversations that the wanted rows need, the one that all of them need first."""
+    runs = [("varied", "FULL")]
+    if "P7" in only and not quick:
+        runs.append(("varied", "NORMAL"))
+    if "P6" in only and not quick:
+        runs.append(("noise", "FULL"))
+    steps = QUICK_STEPS if quick else STEPS
+    found = []
+    for kind, durability in runs:
+        say(f"a conversation of {steps:,} steps, {kind}, {durability} …")
+        place = directory / f"{kind}-{durability}"
+        place.mkdir()
+        thorough = not found and bool(only & {"P8", "changes"})
+        found.append(_measure(kind, durability, steps, place, thorough=thorough))
+        shutil.rmtree(place)
+    return found
+
+
+def _measure(
+    kind: str, durability: str, steps: int, place: Path, *, thorough: bool
 ) -> dict[str, Any]:
     """Run one conversation on all sides; `thorough`: loads and changes of the whole as well."""
-    place = directory / f"{kind}-{durability}"
-    place.mkdir()
     figures: dict[str, Any] = {
         "kind": kind,
         "durability": durability,
         "steps": steps,
         "raw_bytes": raw_bytes(conversation(kind, steps)),
     }
-    with taking_turns(sides(durability, with_log), kind, steps, place) as turns:
+    with taking_turns(sides(durability), kind, steps, place) as turns:
         found = _save_all(turns, steps)
         for name, answer in turns.ask_all("close").items():
             found[name]["bytes_closed"] = answer["bytes"]
@@ -135,65 +160,57 @@ def _load_all(turns: Turns, found: dict[str, dict[str, Any]]) -> None:
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def _side(figures: dict[str, Any], name: str) -> dict[str, Any] | None:
-    side: dict[str, Any] | None = figures["sides"].get(name)
-    return side
+def rows(runs: list[dict[str, Any]], only: set[str]) -> list[Row]:
+    """The rows of P6, P7 and P8."""
+    found: list[Row] = []
+    if "P6" in only:
+        found += _size_rows(runs[0], WHOLE)
+        if runs[-1]["kind"] == "noise":
+            found += _size_rows(runs[-1], ["log-fast", "list-fast"])
+    if "P7" in only:
+        for run in runs:
+            if run["kind"] == "varied":
+                found += _save_rows(run)
+    if "P8" in only:
+        found += _load_rows(runs[0])
+    return found
 
 
-def size_rows(figures: dict[str, Any], names: Sequence[str]) -> list[Row]:
+def _size_rows(figures: dict[str, Any], names: Sequence[str]) -> list[Row]:
     """P6: stored bytes against the raw messages, and against the peer."""
-    peer = figures["sides"][PEER]
+    sides, durability = figures["sides"], figures["durability"]
     text = "text" if figures["kind"] == "varied" else "noise"
-    both = f"{figures['durability']} / {figures['durability']}"
-    rows = []
-    for name in names:
-        side = _side(figures, name)
-        ours = None if side is None else side["bytes_closed"]
-        waiting = NO_LOG if side is None else ""
-        rows.append(
-            Row(
-                id="P6",
-                what=f"{TITLES[name]}: stored, {text}",
-                ours=ours,
-                peer=figures["raw_bytes"],
-                unit="B",
-                peer_name="raw",
-                target=2,
-                durability=figures["durability"],
-                waiting=waiting,
-            )
+    rows = [
+        Row(
+            id="P6",
+            what=f"{TITLES[name]}: stored, {text}",
+            ours=sides[name]["bytes_closed"],
+            peer=figures["raw_bytes"],
+            unit="B",
+            peer_name="raw",
+            target=2,
+            durability=durability,
         )
-    first = _side(figures, names[0])
-    ours = None if first is None else first["bytes_closed"]
-    information = Row(
-        id="P6",
-        what=f"{TITLES[names[0]]}: stored, {text}",
-        ours=ours,
-        peer=peer["bytes_closed"],
-        unit="B",
-        peer_name=PEER_NAME,
-        durability=both,
-        waiting=NO_LOG if first is None else "",
-    )
-    rows.append(information)
-    if first is not None and first["bytes_kept_back"]:
-        rows.append(
-            replace(
-                information,
-                what=f"{information.what}, without the reserve",
-                ours=first["bytes_closed"] - first["bytes_kept_back"],
-                peer=figures["raw_bytes"],
-                peer_name="raw",
-                durability=figures["durability"],
-            )
-        )
-    return rows
+        for name in names
+    ]
+    first = sides[names[0]]
+    without = first["bytes_closed"] - first["bytes_kept_back"]
+    return [
+        *rows,
+        replace(rows[0], what=f"{rows[0].what}, without the reserve", ours=without, target=None),
+        replace(
+            rows[0],
+            peer=sides[PEER]["bytes_closed"],
+            peer_name=PEER_NAME,
+            target=None,
+            durability=f"{durability} / {durability}",
+        ),
+    ]
 
 
-def save_rows(figures: dict[str, Any]) -> list[Row]:
+def _save_rows(figures: dict[str, Any]) -> list[Row]:
     """P7: the mean time of a save against the peer's, and the end against the beginning."""
-    peer = figures["sides"][PEER]
-    durability = figures["durability"]
+    sides, durability = figures["sides"], figures["durability"]
     targets = {
         "log-fast": 1 / 3,
         "log-plain": 1 / 3,
@@ -201,66 +218,49 @@ def save_rows(figures: dict[str, Any]) -> list[Row]:
         "list-fast": 1.0,
         "list-plain": None,
     }
-    rows = []
-    for name, target in targets.items():
-        side = _side(figures, name)
-        rows.append(
-            Row(
-                id="P7",
-                what=f"{TITLES[name]}: a save, mean",
-                ours=None if side is None else side["save_ms"]["mean"],
-                peer=peer["save_ms"]["mean"],
-                unit="ms",
-                peer_name=PEER_NAME,
-                target=target,
-                durability=f"{durability} / {durability}",
-                waiting=NO_LOG if side is None else "",
-            )
+    rows = [
+        Row.of_times(
+            "P7",
+            f"{TITLES[name]}: a save, mean",
+            sides[name]["save_ms"],
+            sides[PEER]["save_ms"],
+            "mean",
+            peer_name=PEER_NAME,
+            target=target,
+            durability=f"{durability} / {durability}",
         )
-    for name in ("log-fast", "part-fast"):
-        side = _side(figures, name)
-        # Far apart in time: other work on the machine may differ, the processor's time hardly.
-        for figure, says in (("", "p50"), ("cpu_", "processor's time")):
-            rows.append(
-                Row(
-                    id="P7",
-                    what=f"{TITLES[name]}: last {ENDS} saves, {says}",
-                    ours=None if side is None else side[f"last_{figure}ms"],
-                    peer=None if side is None else side[f"first_{figure}ms"],
-                    unit="ms",
-                    peer_name=f"first {ENDS}",
-                    target=1.5,
-                    durability=durability,
-                    waiting=NO_LOG if side is None else "",
-                )
-            )
-    return rows
+        for name, target in targets.items()
+    ]
+    # Far apart in time: other work on the machine may differ, the processor's time hardly.
+    return rows + [
+        Row(
+            id="P7",
+            what=f"{TITLES[name]}: last {ENDS} saves, {says}",
+            ours=sides[name][f"last_{figure}ms"],
+            peer=sides[name][f"first_{figure}ms"],
+            unit="ms",
+            peer_name=f"first {ENDS}",
+            target=1.5,
+            durability=durability,
+        )
+        for name in ("log-fast", "part-fast")
+        for figure, says in (("", "p50"), ("cpu_", "processor's time"))
+    ]
 
 
-def load_rows(figures: dict[str, Any]) -> list[Row]:
+def _load_rows(figures: dict[str, Any]) -> list[Row]:
     """P8: the median time of a load of everything, again and for the first time."""
-    peer = figures["sides"][PEER]
-    targets = {
-        "log-fast": 1.0,
-        "log-plain": 4.0,
-        "part-fast": 1.0,
-        "list-fast": 1.0,
-        "list-plain": 4.0,
-    }
-    rows = []
-    for how in ("again", "first"):
-        for name, target in targets.items():
-            side = _side(figures, name)
-            rows.append(
-                Row(
-                    id="P8",
-                    what=f"{TITLES[name]}: {HOW[how]}, p50",
-                    ours=None if side is None else side[f"load_{how}_ms"]["p50"],
-                    peer=peer[f"load_{how}_ms"]["p50"],
-                    unit="ms",
-                    peer_name=PEER_NAME,
-                    target=target,
-                    waiting=NO_LOG if side is None else "",
-                )
-            )
-    return rows
+    sides = figures["sides"]
+    return [
+        Row.of_times(
+            "P8",
+            f"{TITLES[name]}: {HOW[how]}, p50",
+            sides[name][f"load_{how}_ms"],
+            sides[PEER][f"load_{how}_ms"],
+            "p50",
+            peer_name=PEER_NAME,
+            target=LOAD_TARGETS[how, name.endswith("-fast")],
+        )
+        for how in ("again", "first")
+        for name in WHOLE
+    ]

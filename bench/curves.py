@@ -70,7 +70,7 @@ def _files(count: int, place: Path) -> dict[str, float]:
         measure_watching(stage, ours)
     work = stage.figures()["work"]
     return {
-        f"{name} {side}": work[name][side]["p50_ms"]
+        f"{name} {side}": work[name][side]["ms"]["p50"]
         for name, sides in WORK.items()
         for side in sides
         if side in work[name]

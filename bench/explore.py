@@ -6,7 +6,6 @@ The scale is what a fork costs that copies the files: `cp -a`, once.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -22,6 +21,7 @@ from agent_checkpoint.workspace.fork.isolated import IsolatedForks
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.workspace import Workspace
 from bench.rows import Row
+from bench.strategy import tell_time
 
 FORKS = 16
 FILES = 99_000
@@ -34,7 +34,7 @@ def measure(directory: Path, *, quick: bool) -> dict[str, Any]:
     """Fork a session in every way; the times in milliseconds."""
     files = QUICK_FILES if quick else FILES
     place = directory / "workspace"
-    _make(place, files)
+    make_files(place, files)
     # Beside the files, for the forks to be on the same file system.
     with patch.dict(os.environ, {"AGENT_CHECKPOINT_HOME": str(directory / "home")}):
         found: dict[str, Any] = {"files": files}
@@ -47,7 +47,6 @@ def measure(directory: Path, *, quick: bool) -> dict[str, Any]:
         began = time.perf_counter()
         subprocess.run(["cp", "-a", place, directory / "copy"], check=True)
         found["copy_ms"] = _ms(began)
-    shutil.rmtree(directory)
     return found
 
 
@@ -122,7 +121,7 @@ def _all_at_work(session: Session) -> float:
     with ProcessPoolExecutor(FORKS) as pool:
         list(pool.map(_nothing, range(FORKS)))
         began = time.time()
-        outcome = explore(session, _when, [{}] * FORKS, executor=pool)
+        outcome = explore(session, tell_time, [{}] * FORKS, executor=pool)
     return 1000 * (max(trial.metrics["at"] for trial in outcome) - began)
 
 
@@ -139,10 +138,6 @@ def _one(session: Session, messages: int) -> float:
     return taken
 
 
-def _when(branch: Session) -> dict[str, float]:
-    return {"at": time.time()}
-
-
 def _nothing(number: int) -> None:
     """Have a worker started."""
 
@@ -151,7 +146,8 @@ def _ms(began: float) -> float:
     return 1000 * (time.perf_counter() - began)
 
 
-def _make(workspace: Path, files: int) -> None:
+def make_files(workspace: Path, files: int) -> None:
+    """Make small files, a hundred in a directory."""
     for folder in range(files // 100):
         place = workspace / f"part{folder // 25:02d}" / f"folder{folder:03d}"
         place.mkdir(parents=True)

@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+Times = dict[str, float]
+"""What `summary_ms` returns."""
+
 
 def timed(work: Callable[[], Any]) -> int:
     """The wall nanoseconds of one call."""
@@ -25,11 +28,19 @@ def median_ms(nanoseconds: Sequence[float]) -> float:
     return milliseconds(statistics.median(nanoseconds))
 
 
-def summary_ms(nanoseconds: Sequence[float]) -> dict[str, float]:
-    """Mean, median and 99th percentile, in milliseconds."""
+def summary_ms(nanoseconds: Sequence[float]) -> Times:
+    """Mean, percentiles, the least and the most in milliseconds, and how many times there are."""
     ordered = sorted(nanoseconds)
+
+    def percentile(share: float) -> float:
+        return milliseconds(ordered[min(len(ordered) - 1, int(len(ordered) * share))])
+
     return {
         "mean": milliseconds(statistics.fmean(ordered)),
+        "least": milliseconds(ordered[0]),
         "p50": milliseconds(statistics.median(ordered)),
-        "p99": milliseconds(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]),
+        "p90": percentile(0.9),
+        "p99": percentile(0.99),
+        "most": milliseconds(ordered[-1]),
+        "runs": len(ordered),
     }

@@ -50,12 +50,12 @@ def rows(figures: dict[str, Any]) -> list[Row]:
             Row("P13", "hook call", None, None, "ms", "git", TARGET, waiting=figures["waiting"])
         ]
     return [
-        Row(
-            id="P13",
-            what=f"hook call, 1 of {figures['files']:,} files changed{words}, p50",
-            ours=figures[side]["p50"],
-            peer=figures["git"]["p50"],
-            unit="ms",
+        Row.of_times(
+            "P13",
+            f"hook call, 1 of {figures['files']:,} files changed{words}, p50",
+            figures[side],
+            figures["git"],
+            "p50",
             peer_name="git add -A && commit",
             target=TARGET if side == "hook" else None,
             durability="FULL / unsynced",

@@ -50,12 +50,12 @@ def rows(figures: dict[str, Any]) -> list[Row]:
         waiting = figures["waiting"]
         return [Row("P13", what, None, None, "ms", "without", TARGET_MS, waiting=waiting)]
     return [
-        Row(
-            id="P13",
-            what=f"{what}, {figures['files']:,} files, p50",
-            ours=figures["hook"]["p50"],
-            peer=figures["plain"]["p50"],
-            unit="ms",
+        Row.of_times(
+            "P13",
+            f"{what}, {figures['files']:,} files, p50",
+            figures["hook"],
+            figures["plain"],
+            "p50",
             peer_name="without the hook",
             target=TARGET_MS,
             difference=True,

@@ -101,11 +101,13 @@ def _save(directory: Path, size: int) -> dict[str, Any]:
 
 
 def _load(directory: Path, size: int) -> dict[str, Any]:
+    before = _resident("VmRSS")
     with CheckpointManager(directory / "messages") as manager:
         state: dict[str, Any] = {}
         manager.load(KEY, state)
+    peak = _resident("VmHWM") - before
     assert len(state["messages"]) == size
-    return {"state": len(json.dumps(state))}
+    return {"before": before, "peak": peak, "state": len(json.dumps(state))}
 
 
 def _fill(directory: Path, size: int) -> dict[str, Any]:

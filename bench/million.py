@@ -90,8 +90,9 @@ def fill(path: Path, keys: int, rounds: int) -> float:
     return time.perf_counter() - started
 
 
-def measure(directory: Path, checkpoints: int) -> dict[str, Any]:
+def measure(directory: Path, *, quick: bool) -> dict[str, Any]:
     """Fill both stores and let them take turns; deletes nothing."""
+    checkpoints = QUICK if quick else LARGE
     sizes = {"small": (10, SMALL), "large": (1_000, checkpoints)}
     managers: dict[str, CheckpointManager] = {}
     figures: dict[str, Any] = {"checkpoints": checkpoints, "mode": MODE}
@@ -122,12 +123,12 @@ def rows(figures: dict[str, Any]) -> list[Row]:
     count = figures["checkpoints"]
     verbs = {"save": "save", "load": "load the latest", "history": "history(n=5)"}
     return [
-        Row(
-            id="P10",
-            what=f"{says}, {count:,} checkpoints, p50",
-            ours=figures["large"]["ms"][verb]["p50"],
-            peer=figures["small"]["ms"][verb]["p50"],
-            unit="ms",
+        Row.of_times(
+            "P10",
+            f"{says}, {count:,} checkpoints, p50",
+            figures["large"]["ms"][verb],
+            figures["small"]["ms"][verb],
+            "p50",
             peer_name=f"at {SMALL:,}",
             target=TARGET,
             durability=figures["mode"],

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import agent_checkpoint
 from agent_checkpoint import Checkpointable, CheckpointManager
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from bench.sides import Side
@@ -13,11 +12,6 @@ from bench.texts import Message
 
 KEY = "conversation"
 DURABILITY = {"FULL": "full", "NORMAL": "fast"}
-
-
-def has_log() -> bool:
-    """Whether this version of the package has `Log`."""
-    return "Log" in agent_checkpoint.__all__
 
 
 def open_manager(path: Path, durability: str) -> CheckpointManager:

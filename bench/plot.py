@@ -42,7 +42,7 @@ WORK_SIDES = {
 
 def draw(results: dict[str, Any], path: Path) -> None:
     """Write the picture; the ending of the path says in which format."""
-    runs = [run for run in results["conversations"] if run["kind"] == "varied"]
+    runs = [run for run in results.get("conversations", []) if run["kind"] == "varied"]
     sizes = results.get("workspaces", {}).get("sizes", [])
     style: Any = {"font.size": 9, "svg.hashsalt": "bench", "figure.facecolor": "white"}
     plt.rcParams.update(style | {"axes.spines.top": False, "axes.spines.right": False})
@@ -122,7 +122,7 @@ def _work(axes: Axes, size: dict[str, Any]) -> None:
         if sides:
             ticks[place + (len(sides) - 1) / 2] = TITLES_OF_WORK[work]
         for side in sides:
-            median = found[side]["p50_ms"]
+            median = found[side]["ms"]["p50"]
             axes.barh(place, median, color=WORK_SIDES[side], height=0.85)
             label = f" {PEERS.get(side, side)} {quantity(median, 'ms')}"
             axes.annotate(label, (median, place), va="center", fontsize=7)

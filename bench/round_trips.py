@@ -5,7 +5,7 @@ Counted, not timed: the figures are the same on every machine.
 
 from __future__ import annotations
 
-import tempfile
+from pathlib import Path
 from typing import Any
 
 from agent_checkpoint import (
@@ -29,7 +29,7 @@ class Talk(Checkpointable):
         self.messages = Log[Any]()
 
 
-def measure() -> dict[str, Any]:
+def measure(place: Path, *, quick: bool) -> dict[str, Any]:
     """Save a conversation message by message, then load it, also with a cache that has it all."""
     backend = CountingBackend(MemoryBackend())
     manager, talk = CheckpointManager(backend), Talk()
@@ -40,12 +40,11 @@ def measure() -> dict[str, Any]:
         manager.save("talk", talk)
         saves.append(backend.total)
     found: dict[str, Any] = {"saves": saves[-1]._asdict(), "early": saves[10]._asdict()}
-    with tempfile.TemporaryDirectory() as folder:
-        cached = CacheBackend(backend, folder)
-        for name, store in (("load", backend), ("filling", cached), ("cached", cached)):
-            backend.reset()
-            CheckpointManager(store).load("talk", Talk())
-            found[name] = backend.total._asdict()
+    cached = CacheBackend(backend, place)
+    for name, store in (("load", backend), ("filling", cached), ("cached", cached)):
+        backend.reset()
+        CheckpointManager(store).load("talk", Talk())
+        found[name] = backend.total._asdict()
     return found
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from bench.figures import Times
+
 
 @dataclass(frozen=True)
 class Row:
@@ -26,6 +28,25 @@ class Row:
     absolute: bool = False
     """The target is on ours alone; the peer is there for scale."""
     waiting: str = ""
+    ours_times: Times | None = None
+    """All the times that `ours` stands for; None: no time, or measured once."""
+    peer_times: Times | None = None
+
+    @classmethod
+    def of_times(
+        cls, id: str, what: str, ours: Times | None, peer: Times | None, figure: str, **rest: Any
+    ) -> Row:
+        """A row of repeated times: one figure of each side (such as `p50`), and their spread."""
+        return cls(
+            id=id,
+            what=what,
+            ours=None if ours is None else ours[figure],
+            peer=None if peer is None else peer[figure],
+            unit="ms",
+            ours_times=ours,
+            peer_times=peer,
+            **rest,
+        )
 
     @property
     def ratio(self) -> float | None:
@@ -79,6 +100,8 @@ class Row:
             difference=found["target_is_on"] == "difference",
             absolute=found["target_is_on"] == "ours",
             waiting=found["waiting"],
+            ours_times=found["ours_times"],
+            peer_times=found["peer_times"],
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -96,4 +119,6 @@ class Row:
             "durability": self.durability,
             "verdict": self.verdict,
             "waiting": self.waiting,
+            "ours_times": self.ours_times,
+            "peer_times": self.peer_times,
         }

@@ -1,11 +1,9 @@
-"""Everything in one run: ours and the peers, as a table, as JSON and as a picture.
+"""Everything in one run: ours and the peers, as a table, as JSON and as pictures.
 
-    make bench                 about a quarter of an hour: six minutes for P1 to P5, and most of
-                               the rest to fill a store with a million checkpoints
-    make bench QUICK=1         a hundred thousand checkpoints, and no directory of as many files
-    make bench ONLY=P7,P8      some of: P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 P11 P13 P16 P17 P18 help
-                               session calls forks changes curves
-    make bench KEEP=1          also replaces bench/results.json and docs/images/bench.svg
+    make bench                 less than an hour, most of it for the curves and the largest stores
+    make bench QUICK=1         less than three minutes: fewer files, steps and checkpoints
+    make bench ONLY=P7,P8      some of the subjects: see `bench/subjects.py`
+    make bench KEEP=1          also replaces bench/results.json, the pictures and docs/benchmarks.md
 
 The exit status tells whether the measuring worked, not whether the targets hold: that is printed.
 """
@@ -27,60 +25,31 @@ from pathlib import Path
 from typing import Any
 
 import agent_checkpoint
-from bench import (
-    changes,
-    conversation,
-    curves,
-    explore,
-    help_time,
-    hook,
-    hook_agent,
-    import_time,
-    memory,
-    million,
-    postgres,
-    round_trips,
-    session,
-    trajectory,
-)
+from bench import page
+from bench.conversation import TITLES
 from bench.figures import summary_ms
-from bench.ours import has_log
 from bench.rows import Row
+from bench.subjects import SUBJECTS, Run
 from bench.table import detail_table, quantity, verdict_table, wants_colour, work_table
 from bench.turns import ROOT
-from bench.workspaces import measure as workspaces
 from bench.workspaces import rows as workspace_rows
 from bench.workspaces.peers import SYNCS
 
-STEPS = 1_000
 RESULTS = ROOT / "bench" / "results"
-PACKAGES = ["agent-checkpoint", "orjson", "backports.zstd"]
-PACKAGES += [
+PACKAGES = [
+    "agent-checkpoint",
+    "orjson",
+    "isal",
+    "backports.zstd",
     "psycopg",
-    "langgraph-checkpoint-postgres",
-    "langgraph-checkpoint-sqlite",
+    "langgraph",
     "langgraph-checkpoint",
+    "langgraph-checkpoint-sqlite",
+    "langgraph-checkpoint-postgres",
     "ormsgpack",
+    "processfork",
+    "agentfs-sdk",
 ]
-SUBJECTS = (
-    *workspace_rows.SUBJECTS,
-    "P6",
-    "P7",
-    "P8",
-    "P9",
-    "P10",
-    "P11",
-    "help",
-    "P13",
-    "P16",
-    "P17",
-    "session",
-    "calls",
-    "forks",
-    "changes",
-    "P18",
-    "curves",
-)
 
 
 def installed() -> dict[str, str | None]:
@@ -112,155 +81,20 @@ def machine(directory: Path) -> dict[str, Any]:
     }
 
 
-def measure(only: set[str], checkpoints: int, directory: Path, quick: bool) -> dict[str, Any]:
+def measure(run: Run) -> dict[str, Any]:
     """All that is wanted, and the rows of the table."""
     rows: list[Row] = []
-    results: dict[str, Any] = {"machine": machine(directory), "conversations": []}
-    if only & set(workspace_rows.SUBJECTS):
-        results["workspaces"] = workspaces.measure(only, directory, quick=quick, say=say)
-        rows += workspace_rows.workspace_rows(results["workspaces"], only)
-    with_log = has_log()
-    if only & {"P6", "P7", "P8", "changes"}:
-        runs = [("varied", "FULL")]
-        if "P7" in only:
-            runs.append(("varied", "NORMAL"))
-        if "P6" in only:
-            runs.append(("noise", "FULL"))
-        for kind, durability in runs:
-            say(f"a conversation of {STEPS:,} steps, {kind}, {durability} …")
-            figures = conversation.measure(
-                kind,
-                durability,
-                STEPS,
-                directory,
-                with_log=with_log,
-                thorough=(kind, durability) == runs[0] and bool(only & {"P8", "changes"}),
-            )
-            results["conversations"].append(figures)
-            shutil.rmtree(directory / f"{kind}-{durability}")
-        rows += conversation_rows(results["conversations"], only)
-    if "P9" in only:
-        say("import time …")
-        results["import_time_ms"] = import_time.measure(import_time.LEAST_RUNS)
-        rows += import_rows(results["import_time_ms"])
-    if "help" in only:
-        say("the help of the command …")
-        results["help_time_ms"] = help_time.measure(import_time.LEAST_RUNS)
-        rows.append(help_row(results["help_time_ms"]))
-    if "P10" in only:
-        say(f"{checkpoints:,} checkpoints in one store; filling it takes minutes …")
-        place = directory / "million"
-        place.mkdir()
-        results["million"] = million.measure(place, checkpoints)
-        shutil.rmtree(place)
-        rows += million.rows(results["million"])
-    if "P11" in only:
-        say("PostgreSQL …")
-        results["postgres"] = postgres.measure(quick=quick)
-        rows += postgres.rows(results["postgres"])
-    if "P13" in only:
-        say("the hook of a coding agent …")
-        results["hook"] = hook.measure(directory, quick=quick)
-        rows += hook.rows(results["hook"])
-        say("a coding agent with the hook …")
-        results["hook_agent"] = hook_agent.measure(directory, quick=quick)
-        rows += hook_agent.rows(results["hook_agent"])
-    if "session" in only:
-        say("a session that saves message after message …")
-        place = directory / "session"
-        place.mkdir()
-        results["session"] = session.measure(place, quick=quick)
-        shutil.rmtree(place)
-        rows += session.rows(results["session"])
-    if "calls" in only:
-        say("calls of the backend …")
-        results["calls"] = round_trips.measure()
-        rows += round_trips.rows(results["calls"])
-    if "forks" in only:
-        say("forks of a session with many files …")
-        place = directory / "forks"
-        place.mkdir()
-        results["forks"] = explore.measure(place, quick=quick)
-        rows += explore.rows(results["forks"])
-    if "P18" in only:
-        say("a LangGraph graph …")
-        from bench import langgraph  # only here: it needs LangGraph itself
-
-        place = directory / "langgraph"
-        place.mkdir()
-        results["langgraph"] = langgraph.measure(place, quick=quick)
-        shutil.rmtree(place)
-        rows += langgraph.rows(results["langgraph"])
-    if "P17" in only:
-        say("memory …")
-        place = directory / "memory"
-        place.mkdir()
-        results["memory"] = memory.measure(place, quick=quick)
-        shutil.rmtree(place)
-        rows += memory.rows(results["memory"])
-    if "P16" in only:
-        say("a trajectory of many steps …")
-        place = directory / "trajectory"
-        place.mkdir()
-        results["trajectory"] = trajectory.measure(place, quick=quick)
-        rows += trajectory.rows(results["trajectory"])
-    if "curves" in only:
-        place = directory / "curves"
-        place.mkdir()
-        results["curves"] = curves.measure(place, quick=quick, say=say)
-        shutil.rmtree(place)
-    if "changes" in only:
-        rows += changes.change_rows(results["conversations"][0])
+    results: dict[str, Any] = {"machine": machine(run.directory)}
+    for subject in SUBJECTS:
+        if run.only & set(subject.ids):
+            say(f"{subject.says} …")
+            run.place.mkdir()
+            results[subject.name] = found = subject.measure(run)
+            shutil.rmtree(run.place)
+            rows += subject.rows(found, run.only)
     results["changed_meanwhile"] = installed() != results["machine"]["versions"]
     results["rows"] = [row.as_json() for row in rows]
     return {"results": results, "rows": rows}
-
-
-def conversation_rows(runs: list[dict[str, Any]], only: set[str]) -> list[Row]:
-    """The rows of P6, P7 and P8."""
-    rows: list[Row] = []
-    first = runs[0]
-    if "P6" in only:
-        rows += conversation.size_rows(first, conversation.WHOLE)
-        rows += conversation.size_rows(runs[-1], ["log-fast", "list-fast"])
-    if "P7" in only:
-        for run in runs:
-            if run["kind"] == "varied":
-                rows += conversation.save_rows(run)
-    if "P8" in only:
-        rows += conversation.load_rows(first)
-    return rows
-
-
-def import_rows(figures: dict[str, float]) -> list[Row]:
-    """P9: the imports above a bare Python."""
-    return [
-        Row(
-            id="P9",
-            what=f"python -c '{import_time.WORK[name]}'",
-            ours=figures[name],
-            peer=figures["bare Python"],
-            unit="ms",
-            peer_name="bare",
-            target=target,
-            difference=True,
-        )
-        for name, target in import_time.TARGETS_MS.items()
-    ]
-
-
-def help_row(figures: dict[str, float]) -> Row:
-    """The help of the command above a bare Python: commands are loaded when they are wanted."""
-    return Row(
-        id="help",
-        what="agent-checkpoint --help",
-        ours=figures["agent-checkpoint --help"],
-        peer=figures["bare Python"],
-        unit="ms",
-        peer_name="bare",
-        target=help_time.TARGET_MS,
-        difference=True,
-    )
 
 
 def report(results: dict[str, Any], rows: list[Row]) -> None:
@@ -273,13 +107,12 @@ def report(results: dict[str, Any], rows: list[Row]) -> None:
     print()
     if "workspaces" in results:
         report_workspaces(results["workspaces"], colour)
-    if results["conversations"]:
-        print(detail_table(results["conversations"], conversation.TITLES, colour))
+    if "conversations" in results:
+        print(detail_table(results["conversations"], TITLES, colour))
         print()
         for run in results["conversations"][:2]:
             modes = {
-                conversation.TITLES[name]: ", ".join(side["pragmas"])
-                for name, side in run["sides"].items()
+                TITLES[name]: ", ".join(side["pragmas"]) for name, side in run["sides"].items()
             }
             for mode in sorted(set(modes.values())):
                 who = "; ".join(name for name, has in modes.items() if has == mode)
@@ -365,44 +198,44 @@ def _filesystem(directory: Path) -> str:
 
 def main() -> int:
     """Measure, print, and write the files."""
+    ids = [name for subject in SUBJECTS for name in subject.ids]
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument("--only", default="", help=f"some of {','.join(SUBJECTS)}")
-    parser.add_argument(
-        "--quick", action="store_true", help="fewer files, and a smaller store for P10"
-    )
-    parser.add_argument("--keep", action="store_true", help="replace the committed snapshot")
+    parser.add_argument("--only", default="", help=f"some of {','.join(ids)}")
+    parser.add_argument("--quick", action="store_true", help="fewer files, steps and checkpoints")
+    parser.add_argument("--keep", action="store_true", help="replace the committed results")
     options = parser.parse_args()
-    only = set(filter(None, options.only.split(","))) or set(SUBJECTS)
-    if not only <= set(SUBJECTS):
-        parser.error(f"--only takes some of {','.join(SUBJECTS)}, not {options.only}")
-    default = million.QUICK if options.quick else million.LARGE
-    checkpoints = int(os.environ.get("BENCH_MILLION") or default)
+    only = set(filter(None, options.only.split(","))) or set(ids)
+    if not only <= set(ids):
+        parser.error(f"--only takes some of {','.join(ids)}, not {options.only}")
+    if options.keep and (options.only or options.quick):
+        parser.error("--keep replaces the committed results: it needs a whole run")
     with tempfile.TemporaryDirectory(prefix="agent-checkpoint-bench-") as directory:
-        found = measure(only, checkpoints, Path(directory), options.quick)
+        found = measure(Run(only, Path(directory), options.quick, say))
     results = found["results"]
     report(results, found["rows"])
     RESULTS.mkdir(exist_ok=True)
-    written = [_write(results, RESULTS / "latest.json")]
-    pictures = []
-    if results["conversations"] or results.get("workspaces", {}).get("sizes"):
-        from bench.plot import draw
+    written = [_write(results, RESULTS / "latest.json"), *_pictures(results)]
+    if options.keep:
+        for picture in written[1:]:
+            shutil.copyfile(picture, ROOT / "docs" / "images" / picture.name)
+        written.append(_write(_snapshot(results), ROOT / "bench" / "results.json"))
+        written.append(page.write())
+    print("  Written: " + ", ".join(str(path.relative_to(ROOT)) for path in written))
+    return 0
 
+
+def _pictures(results: dict[str, Any]) -> list[Path]:
+    """Draw what was measured."""
+    from bench.plot import draw, draw_curves
+
+    pictures = []
+    if results.get("conversations") or results.get("workspaces", {}).get("sizes"):
         pictures.append(RESULTS / "bench.svg")
         draw(results, pictures[-1])
     if "curves" in results:
-        from bench.plot import draw_curves
-
         pictures.append(RESULTS / "bench-curves.svg")
         draw_curves(results["curves"], pictures[-1])
-    written += pictures
-    for picture in pictures if options.keep else ():
-        target = ROOT / "docs" / "images" / picture.name
-        shutil.copyfile(picture, target)
-        written.append(target)
-    if options.keep:
-        written.append(_write(_snapshot(results), ROOT / "bench" / "results.json"))
-    print("  Written: " + ", ".join(str(path.relative_to(ROOT)) for path in written))
-    return 0
+    return pictures
 
 
 def _snapshot(results: dict[str, Any]) -> dict[str, Any]:

@@ -7,12 +7,11 @@ ours.
 from __future__ import annotations
 
 import sqlite3
-import time
 from pathlib import Path
 from typing import Any
 
 from agent_checkpoint import CheckpointManager, Session
-from bench.figures import summary_ms
+from bench.figures import summary_ms, timed
 from bench.rows import Row
 
 MESSAGES = 10_000
@@ -37,12 +36,12 @@ def measure(directory: Path, *, quick: bool) -> dict[str, Any]:
 def rows(figures: dict[str, Any]) -> list[Row]:
     """The promise of the session, and the same without the disk's part in it."""
     return [
-        Row(
-            id="save",
-            what=f"session: 1 message more, {figures['files']:,} files watched, p50",
-            ours=figures[name]["save"]["p50"],
-            peer=figures[name]["commit"]["p50"],
-            unit="ms",
+        Row.of_times(
+            "save",
+            f"session: 1 message more, {figures['files']:,} files watched, p50",
+            figures[name]["save"],
+            figures[name]["commit"],
+            "p50",
             peer_name="bare SQLite commit",
             target=TARGET_MS if name == "FULL" else None,
             absolute=True,
@@ -61,17 +60,11 @@ def _saves(place: Path, workspace: Path, durability: str) -> dict[str, Any]:
     saves, commits = [], []
     for number in range(SAVES):
         session.messages.append(_message(MESSAGES + number))
-        saves.append(_timed(session.save))
-        commits.append(_timed(commit))
+        saves.append(timed(session.save))
+        commits.append(timed(commit))
     session.close()
     manager.close()
     return {"save": summary_ms(saves), "commit": summary_ms(commits)}
-
-
-def _timed(call: Any) -> int:
-    began = time.perf_counter_ns()
-    call()
-    return time.perf_counter_ns() - began
 
 
 def _committer(place: Path, durability: str) -> Any:

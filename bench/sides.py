@@ -9,17 +9,17 @@ needs.
 
 from __future__ import annotations
 
+import gc
 import sqlite3
-import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from bench.texts import Message
 
 SYNCHRONOUS = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}
-FAST_MODULES = ("orjson", "msgspec", "backports.zstd", "zstandard")
+FAST_MODULES = ("orjson", "isal", "msgspec", "backports.zstd", "zstandard")
 """What the extra `fast` may bring; a plain side cannot import them."""
 
 
@@ -82,32 +82,12 @@ class Side(ABC):
         """The live conversation: a list, or our `Log`."""
 
 
-class RecordedConnection(sqlite3.Connection):
-    """A connection that can be asked, from outside the library that made it, how durable it is."""
-
-    opened: ClassVar[weakref.WeakSet[RecordedConnection]] = weakref.WeakSet()
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        RecordedConnection.opened.add(self)
-
-
-def record_connections() -> None:
-    """Let every connection that is opened from now on be a recorded one."""
-    connect = sqlite3.connect
-
-    def recorded(*args: Any, **options: Any) -> sqlite3.Connection:
-        options.setdefault("factory", RecordedConnection)
-        connection: sqlite3.Connection = connect(*args, **options)
-        return connection
-
-    sqlite3.connect = recorded  # type: ignore[assignment]
-
-
 def pragmas() -> list[str]:
     """What SQLite says of each open connection, such as `journal_mode=wal synchronous=FULL`."""
     found = set()
-    for connection in list(RecordedConnection.opened):
+    for connection in gc.get_objects():  # also those of a library that hides them
+        if not isinstance(connection, sqlite3.Connection):
+            continue
         try:
             journal = connection.execute("PRAGMA journal_mode").fetchone()[0]
             synchronous = connection.execute("PRAGMA synchronous").fetchone()[0]

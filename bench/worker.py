@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.figures import timed
-from bench.sides import FAST_MODULES, Side, pragmas, record_connections
+from bench.sides import FAST_MODULES, Side, pragmas
 from bench.texts import Message, conversation
 
 TRIMMED = 10  # messages at a time
@@ -147,7 +147,6 @@ def main() -> int:
     if extra == "plain":
         for module in FAST_MODULES:
             sys.modules[module] = None  # type: ignore[assignment]
-    record_connections()
     messages = conversation(kind, int(steps))
     worker = Worker(make_side(side, Path(directory), durability), messages)
     for line in sys.stdin:

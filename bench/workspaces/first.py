@@ -34,7 +34,7 @@ def measure_first(stage: Stage, *, thorough: bool) -> None:
             ours=lambda: _ours(stage, "ours", stage.home),
             git=lambda: _peer(stage, "git", stage.git),
         )
-        if thorough and stage.rounds.extras and stage.has_ours:
+        if thorough and stage.rounds.extras:
             sides["ours-plain"] = lambda: _ours(stage, "ours-plain", place / "plain")
         if thorough and turn < stage.rounds.few:
             sides |= _backups(stage, Restic(place / "restic", tree), Borg(place / "borg", tree))
@@ -105,8 +105,6 @@ def _other_gits(stage: Stage) -> None:
     stage.note("first", "git-synced", _peer(stage, "git-synced", other))
     other.pack()
     stage.stored["git-packed"] = disk_usage(other.path)
-    if not stage.has_ours:
-        return
     inside = stage.checkout.path / ".git"
     other.path.rename(inside)  # one pack, as after `git clone`
     try:

@@ -29,10 +29,7 @@ from bench.workspaces.stage import WARM_UP, Sides, Stage, Taken, processes, told
 
 @contextmanager
 def live_workspace(stage: Stage) -> Iterator[Turns]:
-    """A process with a workspace that watches and has seen everything; nobody, if there is none."""
-    if not stage.has_ours:
-        yield Turns({})
-        return
+    """A process with a workspace that watches and has seen everything."""
     with stage.worker("fast", stage.home) as worker:
         worker.ask("ours", "first")
         yield worker
@@ -76,12 +73,10 @@ def measure_undo(stage: Stage, ours: Turns) -> None:
         path, before = stage.change()
         taken = processes(stage.git.undo)
         _expect(path, before)
-        if stage.has_ours:
-            ours.ask("ours", "snapshot")
+        ours.ask("ours", "snapshot")
         return taken
 
-    if stage.has_ours:
-        ours.ask("ours", "snapshot")
+    ours.ask("ours", "snapshot")
     if stage.has_git:
         stage.git.snapshot()
     for turn in range(-1, stage.rounds.undo):
@@ -93,7 +88,7 @@ def measure_forks(stage: Stage, ours: Turns) -> None:
     """P5: overlays, then copies."""
     target = stage.place / "fork"
     for _ in range(stage.rounds.few):
-        if stage.can_fork("overlay"):
+        if "overlay" not in stage.absent:
             _overlays(stage, ours, target)
 
     def by_us() -> Taken:
@@ -109,9 +104,7 @@ def measure_forks(stage: Stage, ours: Turns) -> None:
         stage.git.forget_work_trees()
         return taken
 
-    sides: Sides = {"cp": lambda: _copy(stage.checkout.path, target)}
-    if stage.can_fork("copy"):
-        sides["ours"] = by_us
+    sides: Sides = {"cp": lambda: _copy(stage.checkout.path, target), "ours": by_us}
     for turn in range(stage.rounds.copy):
         stage.take_turns("copy", turn, sides)
     if stage.rounds.extras and stage.has_git:

@@ -1,4 +1,4 @@
-"""Everything of P1 to P5, on a real checkout and on many copies of it.
+"""Everything of P1 to P5 and P14, on a real checkout and on many copies of it.
 
 All sides work on one and the same directory and take turns; another one begins each round. Every
 file was read before, so that the caches of the system are warm for all. Figures are medians. The
@@ -6,7 +6,8 @@ processors' time is told beside: it depends less on what else the machine does, 
 processors together.
 
 Ours is durable when it returns (SQLite FULL). git, as it comes, syncs nothing: that is in git's
-favour. What is measured, and how, is told in `first.py`, `live.py` and `process.py`.
+favour. What is measured, and how, is told in `first.py`, `live.py`, `process.py`
+and `served.py`.
 """
 
 from __future__ import annotations
@@ -22,23 +23,26 @@ from bench.workspaces.first import measure_first
 from bench.workspaces.live import live_workspace, measure_forks, measure_undo, measure_watching
 from bench.workspaces.peers import versions
 from bench.workspaces.process import measure_processes
+from bench.workspaces.served import measure_served
 from bench.workspaces.stage import Rounds, Stage, unmount_below
 
 AT_SMALL = Rounds(5, 2, watching=25, process=9, undo=11, overlay=7, copy=3, extras=True)
+QUICK = Rounds(3, 1, watching=11, process=5, undo=5, overlay=5, copy=1, extras=False)
 AT_LARGE = Rounds(3, 1, watching=11, process=5, undo=5, overlay=11, copy=2, extras=False)
 
 
 def measure(
     only: set[str], directory: Path, *, quick: bool, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """All that is wanted of P1 to P5; `quick` leaves the large directory out. Leaves no file."""
+    """All that is wanted; `quick` takes one directory, and fewer peers. Leaves no file."""
     figures: dict[str, Any] = {"versions": versions(), "sizes": [], "waiting": ""}
     try:
         checkout = small(directory / "checkout")
     except NoCheckoutError as error:
         figures["waiting"] = str(error)
         return figures
-    figures["sizes"].append(_measure_one(only, checkout, AT_SMALL, directory / "small", say))
+    rounds = QUICK if quick else AT_SMALL
+    figures["sizes"].append(_measure_one(only, checkout, rounds, directory / "small", say))
     if not quick:
         say("copies of the checkout …")
         copies = large(checkout, directory / "copies")
@@ -64,8 +68,11 @@ def _measure_one(
         if "P3" in only:
             begin("one changed, a new process")
             measure_processes(stage)
+        if "P14" in only:
+            begin("one changed, a new process beside a daemon")
+            measure_served(stage)
         with live_workspace(stage) as ours:
-            if "P2" in only:
+            if only & {"P2", "P14"}:
                 begin("one changed, watching")
                 measure_watching(stage, ours)
             if "P4" in only:

@@ -20,7 +20,7 @@ from bench.workspaces.stage import (
 PROGRAM = """\
 import sys
 from agent_checkpoint import Workspace
-with Workspace(sys.argv[1], watch=False) as workspace:
+with Workspace(sys.argv[1], watch=sys.argv[2] == "watch") as workspace:
     print(workspace.snapshot().id)
 """
 
@@ -30,7 +30,7 @@ def measure_processes(stage: Stage) -> None:
     seen: list[str] = []
 
     def by_us() -> Taken:
-        return processes(lambda: seen.append(_snapshot(stage)))
+        return processes(lambda: seen.append(new_process(stage, watch=False)))
 
     sides = stage.present(ours=by_us, git=lambda: processes(stage.git.snapshot))
     for turn in range(-1, stage.rounds.process):
@@ -41,13 +41,14 @@ def measure_processes(stage: Stage) -> None:
     assert len(set(seen)) == len(seen) // 2, "a change was not seen"
 
 
-def _snapshot(stage: Stage) -> str:
-    """The id of the tree.
+def new_process(stage: Stage, *, watch: bool) -> str:
+    """Take a snapshot in a new process; the id of the tree.
 
     Raises:
         RuntimeError: the process failed; the text has what it said.
     """
-    command = [sys.executable, "-c", PROGRAM, str(stage.checkout.path)]
+    how = "watch" if watch else "compare"
+    command = [sys.executable, "-c", PROGRAM, str(stage.checkout.path), how]
     environment = environment_of(stage.home)
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:

@@ -1,15 +1,18 @@
-"""The rows of P1 to P5, and what lies behind them. Measures nothing."""
+"""The rows of P1 to P5 and P14, and what lies behind them. Measures nothing."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from bench.figures import Times
 from bench.rows import Row
 from bench.table import quantity
 from bench.workspaces.peers import SYNCS
 
-SUBJECTS = ("P1", "P2", "P3", "P4", "P5")
+SUBJECTS = ("P1", "P2", "P3", "P4", "P5", "P14")
 MOST_OVERLAY_MS = 20
+SERVED = 5.0
+"""How much more a snapshot of a new process may take, beside a daemon, than one that watches."""
 FLAT = 2.0
 """How much more a snapshot may take in a directory of many files, for `flat`: as in P10."""
 OURS = "FULL"
@@ -34,6 +37,8 @@ WORK = {
     "watching": "1 changed, watching",
     "changed": "1 changed, new process",
     "same": "0 changed, new process",
+    "served": "1 changed, new process, daemon",
+    "served process": "the whole process, daemon",
     "undo": "undo 1 change, watching",
     "hold": "hold()",
     "overlay": "fork, overlay, held",
@@ -62,6 +67,7 @@ def workspace_rows(figures: dict[str, Any], only: set[str]) -> list[Row]:
             rows["P3"].append(size.time("P3", "changed", peer=peer))
         rows["P4"].append(size.time("P4", "undo", target=1.2))
         rows["P5"] += _fork_rows(size, many)
+        rows["P14"] += [_served_row(size), size.time("P14", "served process")]
     if len(sizes) > 1:
         rows["P2"].append(_flat_row(*sizes))
     return [row for name in rows if name in only for row in rows[name] if _tells(row)]
@@ -74,10 +80,10 @@ class _Size:
         self.figures = figures
         self.files = f"{figures['files']:,}"
 
-    def ms(self, work: str, side: str) -> float | None:
-        """The median, if it was measured."""
+    def times(self, work: str, side: str) -> Times | None:
+        """The times, if they were measured."""
         found = self.figures["work"].get(work, {}).get(side)
-        return None if found is None else found["p50_ms"]
+        return None if found is None else found["ms"]
 
     def stored(self, side: str) -> float | None:
         """What a side has stored, if it was measured."""
@@ -102,12 +108,12 @@ class _Size:
     ) -> Row:
         """A row of times; `against` is what the peer did, if it was something else."""
         plain = ", plain" if ours == "ours-plain" else ""
-        return Row(
-            id=row,
-            what=f"{WORK[work]}{plain}, {self.files} files",
-            ours=self.ms(work, ours),
-            peer=self.ms(against or work, peer),
-            unit="ms",
+        return Row.of_times(
+            row,
+            f"{WORK[work]}{plain}, {self.files} files",
+            self.times(work, ours),
+            self.times(against or work, peer),
+            "p50",
             peer_name=PEERS[peer],
             target=target,
             absolute=absolute,
@@ -118,7 +124,8 @@ class _Size:
     def alone(self, row: str, work: str) -> Row:
         """A row of ours that has no peer."""
         what = f"{WORK[work]}, {self.files} files"
-        return Row(row, what, self.ms(work, "ours"), None, "ms", "", durability=SCRATCH)
+        times = self.times(work, "ours")
+        return Row.of_times(row, what, times, None, "p50", peer_name="", durability=SCRATCH)
 
     def size(self, ours: str, peer: str, target: float | None = None) -> Row:
         """A row of bytes on disk."""
@@ -159,13 +166,27 @@ def _fork_rows(size: _Size, many: bool) -> list[Row]:
     return rows
 
 
+def _served_row(size: _Size) -> Row:
+    return Row.of_times(
+        "P14",
+        f"{WORK['served']}, {size.files} files",
+        size.times("served", "ours"),
+        size.times("watching", "ours"),
+        "p50",
+        peer_name="watching",
+        target=SERVED,
+        durability=OURS,
+        waiting=size.why("ours"),
+    )
+
+
 def _flat_row(small: _Size, large: _Size) -> Row:
-    return Row(
-        id="P2",
-        what=f"{WORK['watching']}, {large.files} files",
-        ours=large.ms("watching", "ours"),
-        peer=small.ms("watching", "ours"),
-        unit="ms",
+    return Row.of_times(
+        "P2",
+        f"{WORK['watching']}, {large.files} files",
+        large.times("watching", "ours"),
+        small.times("watching", "ours"),
+        "p50",
         peer_name=f"at {small.files}",
         target=FLAT,
         durability=OURS,
@@ -198,12 +219,12 @@ def detail_cells(figures: dict[str, Any]) -> tuple[list[dict[str, str]], list[st
                         "files": f"{size['files']:,}",
                         "work": says,
                         "side": SIDES.get(side) or PEERS[side],
-                        "p50": quantity(found["p50_ms"], "ms"),
-                        "least": quantity(found["least_ms"], "ms"),
-                        "p90": quantity(found["p90_ms"], "ms"),
-                        "most": quantity(found["most_ms"], "ms"),
+                        **{
+                            figure: quantity(found["ms"][figure], "ms")
+                            for figure in ("p50", "least", "p90", "most")
+                        },
                         "cpu": quantity(found["cpu_ms"], "ms"),
-                        "rounds": str(found["rounds"]),
+                        "rounds": str(found["ms"]["runs"]),
                         "stored": "" if stored is None else quantity(stored, "B"),
                     }
                 )

@@ -14,15 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import agent_checkpoint
-from bench.figures import median_ms, milliseconds, timed
+from bench.figures import median_ms, summary_ms, timed
 from bench.turns import ROOT, Turns
 from bench.workspaces import library_peers
 from bench.workspaces.checkouts import Checkout
 from bench.workspaces.peers import ShadowGit, missing
 
-NO_WORKSPACE = "Workspace is not in this version"
-NO_FORK = "Workspace.fork is not in this version"
 WARM_UP = "warm-up"
 """Work whose times do not count."""
 
@@ -71,20 +68,7 @@ class Stage:
         self.accelerators: dict[str, list[str]] = {}
         self.absent: dict[str, str] = missing() | library_peers.missing()
         """Why a side has no figures, or a kind of work no figures of ours."""
-        if "Workspace" not in agent_checkpoint.__all__:
-            self.absent["ours"] = NO_WORKSPACE
-        elif not hasattr(agent_checkpoint.Workspace, "fork"):
-            self.absent |= {"overlay": NO_FORK, "copy": NO_FORK}
         self._changes = 0
-
-    @property
-    def has_ours(self) -> bool:
-        """Whether there is a `Workspace` to measure."""
-        return "ours" not in self.absent
-
-    def can_fork(self, driver: str) -> bool:
-        """Whether ours has this driver, and it works here so far as is known."""
-        return self.has_ours and driver not in self.absent
 
     @property
     def has_git(self) -> bool:
@@ -214,10 +198,6 @@ def _summary(taken: list[Taken]) -> dict[str, Any]:
     times = [each.ns for each in taken]
     return {
         "taken_ns": times,
-        "rounds": len(times),
-        "p50_ms": median_ms(times),
-        "p90_ms": milliseconds(sorted(times)[int(len(times) * 0.9)]),
-        "least_ms": milliseconds(min(times)),
-        "most_ms": milliseconds(max(times)),
+        "ms": summary_ms(times),
         "cpu_ms": median_ms([each.cpu_ns for each in taken]),
     }

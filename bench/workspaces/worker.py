@@ -20,7 +20,7 @@ from typing import Any
 import agent_checkpoint
 from bench.figures import timed
 from bench.ours import open_manager
-from bench.sides import FAST_MODULES, pragmas, record_connections
+from bench.sides import FAST_MODULES, pragmas
 
 DURABILITY = "FULL"
 
@@ -119,7 +119,6 @@ def main() -> int:
     if extra == "plain":
         for module in FAST_MODULES:
             sys.modules[module] = None  # type: ignore[assignment]
-    record_connections()
     worker = WorkspaceWorker(directory, store)
     for line in sys.stdin:
         command = json.loads(line)
