@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import Checkpointable, CheckpointManager, Workspace
-from agent_checkpoint.workspace.scan import chunking, entry_reader
+from agent_checkpoint.workspace.scan.reading import chunking, entry_reader
 
 SECRET = "sk-very-secret-0123456789"
 

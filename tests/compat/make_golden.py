@@ -31,7 +31,7 @@ from agent_checkpoint.store.archive import importer
 from agent_checkpoint.store.objects import compression
 from agent_checkpoint.store.objects.splitting import inline_tree
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.scan import chunking
+from agent_checkpoint.workspace.scan.reading import chunking
 from tests.compat import subjects
 
 HERE = Path(__file__).resolve().parent / "v1"

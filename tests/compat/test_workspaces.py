@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import CheckpointManager, Workspace
-from agent_checkpoint.workspace.scan import chunking
+from agent_checkpoint.workspace.scan.reading import chunking
 from tests.compat import cutter, directories, reader, subjects
 from tests.compat.conftest import V1, Open
 from tests.compat.directories import FIRST, IGNORE, SECOND, on_disk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -22,3 +23,10 @@ def own_program(module: str) -> list[str]:
     """
     package = Path(__file__).resolve().parents[2] / "__init__.py"
     return [sys.executable, "-I", "-c", _START, str(package), module]
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -187,7 +187,7 @@ def _tried(probe: Callable[[], bool]) -> bool:
 def _packages() -> list[_Check]:
     from agent_checkpoint.store import canonical_json
     from agent_checkpoint.store.objects import compression
-    from agent_checkpoint.workspace.scan import chunking
+    from agent_checkpoint.workspace.scan.reading import chunking
 
     rows = (
         ("zstd", compression.zstd is not None, "stores created with compression=zstd", "fast"),

@@ -1,1 +1,1 @@
-"""Scans a directory: walk, stat pass, stat index, file contents."""
+"""Scans a directory: walk, stat pass, stat index."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from agent_checkpoint.errors import IntegrityError
-from agent_checkpoint.workspace.scan.entry_reader import ReadResult
+from agent_checkpoint.workspace.scan.reading.entry_reader import ReadResult
 from agent_checkpoint.workspace.tree.dir_state import (
     IGNORED,
     NO_NOTES,

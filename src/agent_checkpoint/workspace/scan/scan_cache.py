@@ -24,7 +24,12 @@ from agent_checkpoint.workspace.scan.index_position import (
     read_position,
     write_position,
 )
-from agent_checkpoint.workspace.scan.stat_index import Index, read_index, write_index
+from agent_checkpoint.workspace.scan.stat_index import (
+    Index,
+    IndexFile,
+    read_index,
+    write_index,
+)
 from agent_checkpoint.workspace.tree.dir_state import DirState
 from agent_checkpoint.workspace.tree.snapshot import objects_from
 from agent_checkpoint.workspace.tree.tree_format import put_directory
@@ -152,6 +157,14 @@ class ScanCache:
         if path is not None:
             path.unlink(missing_ok=True)
             position_path(path).unlink(missing_ok=True)
+
+    def index_file(self) -> IndexFile | None:
+        """Return the index file, if it has the state of the last scan."""
+        path = self._index_path()
+        index = self._index
+        if path is None or index is None or not index.is_read or index.root is not self.dir_state:
+            return None
+        return IndexFile(path, index)
 
     def own_inodes(self) -> set[tuple[int, int]]:
         """Return device and inode of the store and the indexes, which may be in the workspace."""

@@ -25,9 +25,9 @@ from agent_checkpoint.workspace.changes.overlay_upper import OverlayUpper
 from agent_checkpoint.workspace.changes.served import Token, changes_since
 from agent_checkpoint.workspace.ignore.rules import CHECKPOINTIGNORE, GITIGNORE, Rules
 from agent_checkpoint.workspace.safe_open import EntryChanged
-from agent_checkpoint.workspace.scan.file_reader import FileReader
 from agent_checkpoint.workspace.scan.index_position import Position
 from agent_checkpoint.workspace.scan.nested_stores import is_store
+from agent_checkpoint.workspace.scan.reading.file_reader import FileReader
 from agent_checkpoint.workspace.scan.scan_cache import ScanCache, collection_paused
 from agent_checkpoint.workspace.scan.snapshot_limit import SnapshotLimit
 from agent_checkpoint.workspace.scan.stat_pass import StatPass
@@ -38,6 +38,8 @@ from agent_checkpoint.workspace.tree.snapshot import objects_from
 if TYPE_CHECKING:
     from agent_checkpoint.workspace.changes.inotify import Watcher
 
+PARALLEL_FROM_FILES = 20_000
+"""Stat processes are used from here on: below, starting them takes as long as they save."""
 _FULL_SCAN_AFTER = 60.0
 """Seconds between full scans. Writes by mmap and through hard links outside raise no event."""
 
@@ -300,7 +302,16 @@ class Scanner:
         source = None if self._watches_all else self._source
         try:
             stat_pass = StatPass(root, None if source is None else source.add)
-            stat_pass.run(known)
+            index = self._cache.index_file() if source is None else None
+            if index is not None and known.files >= PARALLEL_FROM_FILES:
+                with block_forks():
+                    from agent_checkpoint.workspace.scan.stat_pool import (
+                        run_in_parallel,  # slow to load
+                    )
+
+                run_in_parallel(stat_pass, root, index)
+            else:
+                stat_pass.run(known)
             names, replaced = stat_pass.changed
             if self._has_rule_file(names):
                 return None

@@ -60,6 +60,18 @@ class Index(NamedTuple):
     digest: bytes
     """The hash of the file, which identifies its content."""
 
+    @property
+    def is_read(self) -> bool:
+        """Whether it was read from the file, and not written by this process."""
+        return isinstance(self.root, _IndexedDir)
+
+
+class IndexFile(NamedTuple):
+    """An index file, and the content that was read from it."""
+
+    path: Path
+    content: Index
+
 
 def write_index(path: Path, root: DirState) -> bytes:
     """Write the state of a directory tree to a file; return its hash. Raises OSError."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths
 from agent_checkpoint.workspace.changes.hard_links import HardLinks
@@ -42,20 +42,33 @@ class StatPass:
         self.changed = ChangedPaths({}, set())
         """The entries that differ from the known state."""
 
-    def run(self, known: DirState) -> None:
-        """Compare every directory with its known state.
+    def run(self, known: DirState, path: bytes = b"", leave: Collection[bytes] = ()) -> list[bytes]:
+        """Compare a directory and all directories below it with their known states.
+
+        Args:
+            known: the state of the directory.
+            path: the directory.
+            leave: directories to leave out, with all that is below them.
+
+        Returns:
+            The directories that were left out, without those that were removed or replaced.
 
         Raises:
             OSError: a known directory was removed, or is no longer a directory.
         """
+        left: list[bytes] = []
         with DirectoryOpener(os.dup(self._root)) as opener:
-            stack = [(b"", known)]
+            stack = [(path, known)]
             while stack:
                 path, state = stack.pop()
+                if path in leave:
+                    left.append(path)
+                    continue
                 subdirs = self._compare(path, opener.open(path), state)
                 if subdirs:
                     start = path + b"/" if path else b""
                     stack += [(start + name, subdir) for name, subdir in subdirs.items()]
+        return left
 
     def _compare(self, path: bytes, fd: int, state: DirState) -> Mapping[bytes, DirState]:
         """Compare one directory; return its subdirectories that were not replaced."""

@@ -20,9 +20,9 @@ from agent_checkpoint.workspace.ignore.rule_files import rules_at, rules_in
 from agent_checkpoint.workspace.ignore.rules import Rules
 from agent_checkpoint.workspace.safe_open import DirectoryOpener, EntryChanged, directory_below
 from agent_checkpoint.workspace.scan.dir_builder import DirBuilder, assemble
-from agent_checkpoint.workspace.scan.entry_reader import ReadRequest, ReadResult
-from agent_checkpoint.workspace.scan.file_reader import FileReader
 from agent_checkpoint.workspace.scan.nested_stores import FORMAT_DIR, STORE_NAMES, is_store
+from agent_checkpoint.workspace.scan.reading.entry_reader import ReadRequest, ReadResult
+from agent_checkpoint.workspace.scan.reading.file_reader import FileReader
 from agent_checkpoint.workspace.tree.dir_state import (
     IGNORED,
     RULES,

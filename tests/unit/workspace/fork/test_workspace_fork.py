@@ -14,7 +14,7 @@ from agent_checkpoint import CheckpointManager, UnsafeWorkspaceError, Workspace,
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.store.objects.references import ObjectRef
 from agent_checkpoint.workspace.fork.drivers import best_driver
-from agent_checkpoint.workspace.scan import entry_reader
+from agent_checkpoint.workspace.scan.reading import entry_reader
 from tests.unit.workspace.disk import describe
 
 

@@ -22,7 +22,7 @@ from agent_checkpoint import (
 from agent_checkpoint.workspace.restore import apply as module
 from agent_checkpoint.workspace.restore import atomic_rename
 from agent_checkpoint.workspace.restore.apply import PlanExecutor
-from agent_checkpoint.workspace.scan import entry_reader
+from agent_checkpoint.workspace.scan.reading import entry_reader
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from tests.unit.workspace.disk import File, Folder, Link, clear, describe, make
 from tests.unit.workspace.nobody import as_nobody, place_of_nobody

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from agent_checkpoint import CheckpointManager, Workspace
 from agent_checkpoint.workspace.safe_open import reliable_signature
-from agent_checkpoint.workspace.scan import entry_reader
+from agent_checkpoint.workspace.scan.reading import entry_reader
 from agent_checkpoint.workspace.scan.stat_index import read_index, write_index
 from agent_checkpoint.workspace.tree.dir_state import (
     READ_AGAIN,
@@ -131,7 +131,7 @@ def test_another_process_reads_only_what_changed(
     script = (
         "import sys\n"
         "from agent_checkpoint import CheckpointManager, Workspace\n"
-        "from agent_checkpoint.workspace.scan import entry_reader\n"
+        "from agent_checkpoint.workspace.scan.reading import entry_reader\n"
         "read, names = entry_reader.read_whole, []\n"
         "entry_reader.read_whole = lambda fd, name: (names.append(name), read(fd, name))[1]\n"
         "manager = CheckpointManager(backend='sqlite', path=sys.argv[2])\n"

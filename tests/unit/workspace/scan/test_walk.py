@@ -10,7 +10,8 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Workspace, WorkspaceError
 from agent_checkpoint.errors import StorageError
-from agent_checkpoint.workspace.scan import entry_reader, scanner
+from agent_checkpoint.workspace.scan import scanner
+from agent_checkpoint.workspace.scan.reading import entry_reader
 from agent_checkpoint.workspace.scan.scan_cache import ScanCache
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import EncodedDirectory, Item

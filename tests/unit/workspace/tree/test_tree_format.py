@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent_checkpoint import CheckpointManager, IntegrityError, Workspace
 from agent_checkpoint.store.objects.object_format import TerminalRef
-from agent_checkpoint.workspace.scan import chunking, entry_reader
+from agent_checkpoint.workspace.scan.reading import chunking, entry_reader
 from agent_checkpoint.workspace.tree.tree_format import (
     Chunks,
     ContentHash,

@@ -15,7 +15,7 @@ from agent_checkpoint.workspace.safe_open import (
     read_whole,
     reliable_signature,
 )
-from agent_checkpoint.workspace.scan.chunking import CHUNKED_FROM, cut
+from agent_checkpoint.workspace.scan.reading.chunking import CHUNKED_FROM, cut
 from agent_checkpoint.workspace.tree.dir_state import READ_AGAIN, SETUID, TORN, UNREADABLE, Note
 from agent_checkpoint.workspace.tree.tree_format import (
     FILE,

@@ -13,8 +13,8 @@ from agent_checkpoint.options import Compression
 from agent_checkpoint.store.objects import compression as codecs
 from agent_checkpoint.store.objects.object_format import PlainObject
 from agent_checkpoint.workspace.safe_open import DirectoryOpener, EntryChanged
-from agent_checkpoint.workspace.scan.entry_reader import EntryReader, ReadResult
-from agent_checkpoint.workspace.scan.read_messages import (
+from agent_checkpoint.workspace.scan.reading.entry_reader import EntryReader, ReadResult
+from agent_checkpoint.workspace.scan.reading.read_messages import (
     READY,
     DirectoryRequest,
     decode_request,

@@ -12,9 +12,9 @@ import pytest
 from agent_checkpoint import CheckpointManager, Workspace, WorkspaceError
 from agent_checkpoint.backends.memory import MemoryBackend
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.scan import file_reader, read_pool
-from agent_checkpoint.workspace.scan.entry_reader import ReadRequest, ReadResult
-from agent_checkpoint.workspace.scan.read_messages import (
+from agent_checkpoint.workspace.scan.reading import file_reader, read_pool
+from agent_checkpoint.workspace.scan.reading.entry_reader import ReadRequest, ReadResult
+from agent_checkpoint.workspace.scan.reading.read_messages import (
     DirectoryRequest,
     decode_answer,
     decode_request,

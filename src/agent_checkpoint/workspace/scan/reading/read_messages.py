@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from agent_checkpoint.named_tuple import NamedTuple
-from agent_checkpoint.workspace.scan.entry_reader import ReadRequest, ReadResult
+from agent_checkpoint.workspace.scan.reading.entry_reader import ReadRequest, ReadResult
 from agent_checkpoint.workspace.tree.dir_state import Note
 from agent_checkpoint.workspace.tree.tree_format import Item
 

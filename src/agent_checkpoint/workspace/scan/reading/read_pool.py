@@ -7,7 +7,6 @@ process until the end, and the number of files and bytes on their way is bounded
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections import deque
@@ -15,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from threading import Condition, Thread
 
-from agent_checkpoint.backends.os_support.own_program import own_program
+from agent_checkpoint.backends.os_support.own_program import own_program, usable_cores
 from agent_checkpoint.errors import WorkspaceError
 from agent_checkpoint.options import Compression
-from agent_checkpoint.workspace.scan.chunking import CHUNKED_FROM
-from agent_checkpoint.workspace.scan.entry_reader import ReadRequest, ReadResult
-from agent_checkpoint.workspace.scan.read_messages import (
+from agent_checkpoint.workspace.scan.reading.chunking import CHUNKED_FROM
+from agent_checkpoint.workspace.scan.reading.entry_reader import ReadRequest, ReadResult
+from agent_checkpoint.workspace.scan.reading.read_messages import (
     READY,
     DirectoryRequest,
     decode_answer,
@@ -29,7 +28,7 @@ from agent_checkpoint.workspace.scan.read_messages import (
     write_message,
 )
 
-_WORKER = "agent_checkpoint.workspace.scan.read_worker"
+_WORKER = "agent_checkpoint.workspace.scan.reading.read_worker"
 _MOST_WORKERS = 8
 _BATCH_FILES = 64
 _BATCH_BYTES = 2 << 20
@@ -224,10 +223,3 @@ def _died(process: subprocess.Popen[bytes]) -> WorkspaceError:
         f"{process.wait()}), so nothing was saved. Retry; if it was killed for its memory, free "
         "some."
     )
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.store.objects.object_format import PlainObject
 from agent_checkpoint.store.objects.writer import Writer
-from agent_checkpoint.workspace.scan.entry_reader import EntryReader, ReadRequest, ReadResult
+from agent_checkpoint.workspace.scan.reading.entry_reader import (
+    EntryReader,
+    ReadRequest,
+    ReadResult,
+)
 from agent_checkpoint.workspace.scan.snapshot_limit import SnapshotLimit
 
 if TYPE_CHECKING:
-    from agent_checkpoint.workspace.scan.background_writer import BackgroundWriter
-    from agent_checkpoint.workspace.scan.read_pool import ReadPool
+    from agent_checkpoint.workspace.scan.reading.background_writer import BackgroundWriter
+    from agent_checkpoint.workspace.scan.reading.read_pool import ReadPool
 
 _STRIDE = 64
 _BATCH_FILES = 1024
@@ -136,7 +140,7 @@ class FileReader:
     def _writer_thread(self) -> BackgroundWriter:
         if self._background is None:
             with block_forks():
-                from agent_checkpoint.workspace.scan.background_writer import (
+                from agent_checkpoint.workspace.scan.reading.background_writer import (
                     BackgroundWriter,  # slow to load, seldom needed
                 )
 
@@ -145,7 +149,9 @@ class FileReader:
 
     def _start_pool(self) -> None:
         with block_forks():
-            from agent_checkpoint.workspace.scan.read_pool import ReadPool  # slow, seldom needed
+            from agent_checkpoint.workspace.scan.reading.read_pool import (
+                ReadPool,  # slow, seldom needed
+            )
 
         self._wants_pool = False
         background = self._writer_thread()
