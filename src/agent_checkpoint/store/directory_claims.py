@@ -16,7 +16,7 @@ from pathlib import Path
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.records import Checkpoint, Claim, short_repr
-from agent_checkpoint.seal import is_own_claim, seal_claim
+from agent_checkpoint.seal import is_own_claim, seal_claims
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.directory_identity import identity_of
 from agent_checkpoint.store.store import Store
@@ -55,11 +55,11 @@ def make_claim(backend: Backend, key: str, directory: Path) -> Claim | None:
         StateError: the secret cannot be read because of a transient error.
     """
     path, host, identity = path_text(directory), host_of(backend), identity_of(directory)
-    seal = seal_claim(_sealed_text(key, path, host))
-    if seal is None:
+    members = (key, path, host), (key, path, host, identity)
+    seals = seal_claims(*(_sealed_text(*each) for each in members))
+    if seals is None:
         return None
-    also = seal_claim(_sealed_text(key, path, host, identity)) if identity else None
-    return Claim(path, host, seal, identity if also else "", also or "")
+    return Claim(path, host, seals[0], identity, seals[1] if identity else "")
 
 
 def is_owned_by_directory(store: Store, checkpoint: Checkpoint, directory: Path, key: str) -> bool:
