@@ -1,9 +1,11 @@
-"""Runs modules of this package as programs of their own. Does not start them."""
+"""Runs modules of this package as programs of their own."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _START = """
@@ -23,6 +25,34 @@ def own_program(module: str) -> list[str]:
     """
     package = Path(__file__).resolve().parents[2] / "__init__.py"
     return [sys.executable, "-I", "-c", _START, str(package), module]
+
+
+def start_on_further_cores(
+    module: str, arguments: Sequence[str], *, most: int, stdin: int, fds: Sequence[int]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a program on each core but one; fewer or none if no more can be started.
+
+    Args:
+        module: the module of this package.
+        arguments: its arguments.
+        most: the number of programs at most.
+        stdin: its input: `subprocess.PIPE` or `subprocess.DEVNULL`.
+        fds: descriptors that it inherits.
+    """
+    command = [*own_program(module), *arguments]
+    for _ in range(min(usable_cores() - 1, most) if sys.executable else 0):
+        try:
+            yield subprocess.Popen(
+                command,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                pass_fds=fds,
+                cwd="/",
+                start_new_session=True,  # Ctrl-C is for this process, which ends them
+            )
+        except OSError:  # too many processes
+            return
 
 
 def usable_cores() -> int:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from typing import Any
 
-from agent_checkpoint.backends.os_support.own_program import own_program, usable_cores
+from agent_checkpoint.backends.os_support.own_program import start_on_further_cores
 from agent_checkpoint.workspace.scan.stat_index import IndexFile
 from agent_checkpoint.workspace.scan.stat_pass import StatPass
 from agent_checkpoint.workspace.scan.stat_worker import NUMBER, TEXT, next_number, split
@@ -60,29 +59,18 @@ class _Processes:
     """One process per further core; none if none can be started."""
 
     def __init__(self, root: int, index: IndexFile, parts: int) -> None:
-        self._processes: list[subprocess.Popen[bytes]] = []
         self._numbers, numbers = os.pipe()
         try:
             os.write(numbers, b"".join(map(NUMBER.pack, range(parts))))
         finally:
             os.close(numbers)
         fds = [root, self._numbers]
-        places = [str(index.path), index.content.digest.hex()]
-        command = [*own_program(_WORKER), *map(str, fds), *places]
-        for _ in range(min(usable_cores() - 1, _MOST_WORKERS) if sys.executable else 0):
-            try:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=fds,
-                    cwd="/",
-                    start_new_session=True,  # Ctrl-C is for the scan, which ends them
-                )
-            except OSError:  # too many processes: this one compares all
-                break
-            self._processes.append(process)
+        places = [*map(str, fds), str(index.path), index.content.digest.hex()]
+        self._processes = list(
+            start_on_further_cores(
+                _WORKER, places, most=_MOST_WORKERS, stdin=subprocess.DEVNULL, fds=fds
+            )
+        )
 
     def __enter__(self) -> _Processes:
         return self

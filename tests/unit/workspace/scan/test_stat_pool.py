@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import CheckpointManager, Workspace
+from agent_checkpoint.backends.os_support import own_program
 from agent_checkpoint.workspace.scan import scanner, stat_pool, stat_worker
 from agent_checkpoint.workspace.scan.stat_index import read_index
 from agent_checkpoint.workspace.scan.stat_pass import StatPass
@@ -29,8 +30,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
             processes.append(self)
 
     monkeypatch.setattr(scanner, "PARALLEL_FROM_FILES", 1)
-    monkeypatch.setattr(stat_pool, "usable_cores", lambda: 3)
-    monkeypatch.setattr(stat_pool.subprocess, "Popen", Popen)
+    monkeypatch.setattr(own_program, "usable_cores", lambda: 3)
+    monkeypatch.setattr(own_program.subprocess, "Popen", Popen)
     return processes
 
 
@@ -128,7 +129,7 @@ def test_processes_report_changes_and_links(root: Path, tmp_path: Path, started:
         # All parts are for the process: the scan would take some of them.
         output = subprocess.run(
             [
-                *stat_pool.own_program(stat_pool._WORKER),
+                *own_program.own_program(stat_pool._WORKER),
                 *map(str, (fd, numbers, index_path, index.digest.hex())),
             ],
             pass_fds=[fd, numbers],
@@ -176,7 +177,8 @@ def test_what_a_dead_process_took_is_compared_by_the_scan(
     end = "print('[]')" if status == 0 else f"os.kill(os.getpid(), {-status})"
     end = "sys.exit(1)" if status == 1 else end
     program = f"import os, sys\nwhile os.read(int(sys.argv[2]), 4): pass\n{end}"
-    monkeypatch.setattr(stat_pool, "own_program", lambda module: [sys.executable, "-c", program])
+    program_line = [sys.executable, "-c", program]
+    monkeypatch.setattr(own_program, "own_program", lambda module: program_line)
     let_processes_begin(monkeypatch)
     snapshot = new_process(root, tmp_path / "store").snapshot()
     assert [process.returncode for process in started] == [status, status]
@@ -189,7 +191,7 @@ def test_a_process_that_finds_another_index_takes_no_part(root: Path, tmp_path: 
     fd = os.open(root, os.O_RDONLY)
     try:
         done = subprocess.run(
-            [*stat_pool.own_program(stat_pool._WORKER), str(fd), "0", str(index_path), "00"],
+            [*own_program.own_program(stat_pool._WORKER), str(fd), "0", str(index_path), "00"],
             pass_fds=[fd],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -207,7 +209,7 @@ def test_no_process_can_be_started(
 
     new_process(root, tmp_path / "store").snapshot()
     change(root, random.Random(4))
-    monkeypatch.setattr(stat_pool.subprocess, "Popen", fail)
+    monkeypatch.setattr(own_program.subprocess, "Popen", fail)
     snapshot = new_process(root, tmp_path / "store").snapshot()
     assert snapshot.id == id_without_index(root, tmp_path)
 

@@ -8,13 +8,12 @@ process until the end, and the number of files and bytes on their way is bounded
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from threading import Condition, Thread
 
-from agent_checkpoint.backends.os_support.own_program import own_program, usable_cores
+from agent_checkpoint.backends.os_support.own_program import start_on_further_cores
 from agent_checkpoint.errors import WorkspaceError
 from agent_checkpoint.options import Compression
 from agent_checkpoint.workspace.scan.reading.chunking import CHUNKED_FROM
@@ -99,20 +98,10 @@ class ReadPool:
             receive: called with the objects in stored form, by several threads.
         """
         pool = cls(receive)
-        command = [*own_program(_WORKER), str(root), compression]
-        for _ in range(min(usable_cores() - 1, _MOST_WORKERS) if sys.executable else 0):
-            try:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=[root],
-                    cwd="/",
-                    start_new_session=True,  # Ctrl-C is for the scan, which ends them
-                )
-            except OSError:  # too many processes: this one reads all files
-                break
+        arguments = [str(root), compression]
+        for process in start_on_further_cores(
+            _WORKER, arguments, most=_MOST_WORKERS, stdin=subprocess.PIPE, fds=[root]
+        ):
             pool.add(process)
         return pool if pool._workers else None
 

@@ -11,6 +11,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Workspace, WorkspaceError
 from agent_checkpoint.backends.memory import MemoryBackend
+from agent_checkpoint.backends.os_support import own_program
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.scan.reading import file_reader, read_pool
 from agent_checkpoint.workspace.scan.reading.entry_reader import ReadRequest, ReadResult
@@ -41,7 +42,7 @@ def parallel(monkeypatch: pytest.MonkeyPatch) -> "Iterator[list[read_pool.ReadPo
         return pool
 
     monkeypatch.setattr(read_pool.ReadPool, "start", start)
-    monkeypatch.setattr(read_pool, "usable_cores", lambda: 3)
+    monkeypatch.setattr(own_program, "usable_cores", lambda: 3)
     monkeypatch.setattr(file_reader, "PARALLEL_FROM_FILES", 1)
     yield pools
     for pool in pools:
@@ -164,7 +165,7 @@ def test_a_directory_that_is_moved_meanwhile_is_scanned_again(
 
 
 def test_without_a_second_core_there_are_no_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_pool, "usable_cores", lambda: 1)
+    monkeypatch.setattr(own_program, "usable_cores", lambda: 1)
     assert read_pool.ReadPool.start(0, "zlib", lambda objects: None) is None
 
 
