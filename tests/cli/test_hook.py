@@ -125,6 +125,15 @@ def test_files_and_conversation_are_one_checkpoint(work: Scene) -> None:
     assert work.log == ""
 
 
+def test_log_shows_the_words_of_a_call_and_not_the_tags_of_the_hook(direct: Scene) -> None:
+    direct.tool(2)
+    shown = direct.command("log", CLAUDE)
+    assert "Bash sed -i" in shown
+    assert "#" not in shown
+    (row,) = json.loads(direct.command("log", CLAUDE, "--json"))["checkpoints"]
+    assert "toolu_2" in row["tags"]
+
+
 def test_a_torn_last_line_is_left_out_until_it_is_whole(work: Scene) -> None:
     event = work.event("claude-code.post-tool-use")
     with work.transcript.open("a") as file:

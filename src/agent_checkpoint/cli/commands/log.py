@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from agent_checkpoint.agents.directory_keys import RESTORED
+from agent_checkpoint.agents.session_note import PART as HOOK
 from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import (
     CommandResult,
@@ -130,6 +131,8 @@ def _show_row(
     name = f"@{number}" if own == key else f"{one_line(own, short)}@{number}"
     quiet = "dim" if row["kind"] in _QUIET or not is_current else ""
     label = row["label"] or row.get("error") or ""
+    # The tags of the hook repeat the label; `--json` has them.
+    tags = () if HOOK in (row.get("parts") or ()) else row["tags"]
     arrow = "←" if out.has_unicode else "<-"
     mark = (
         f"  {arrow} {'now' if own == key else one_line(own, short)}" if row.get("is_head") else ""
@@ -139,7 +142,7 @@ def _show_row(
         (f" {name}", "cyan" if is_current else "dim"),
         (f"  {format_time(row['ts'])}", "dim"),
         (one_line(_kind_words(row, own, short)), quiet or "magenta"),
-        ("".join(f"  #{one_line(tag, out.limit(40))}" for tag in row["tags"]), "yellow"),
+        ("".join(f"  #{one_line(tag, out.limit(40))}" for tag in tags), "yellow"),
         ("".join(f"  {word}" for word in model_words(row.get("metrics") or {})), "dim"),
     ]
     if row.get("redacted"):
