@@ -155,10 +155,10 @@ def _load_all(turns: Turns, found: dict[str, dict[str, Any]]) -> None:
             if how == "first":
                 for side, answer in turns.ask_all("floor", only=WHOLE).items():
                     found[side].setdefault("load_floor_ns", []).append(answer["ns"])
-    for side in found.values():
+    for figures in found.values():
         for how in (*HOW, "floor"):
-            if f"load_{how}_ns" in side:
-                side[f"load_{how}_ms"] = summary_ms(side[f"load_{how}_ns"])
+            if f"load_{how}_ns" in figures:
+                figures[f"load_{how}_ms"] = summary_ms(figures[f"load_{how}_ns"])
 
 
 # -- rows ------------------------------------------------------------------------------------------

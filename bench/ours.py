@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -129,10 +130,10 @@ class Ours(Side):
 
 def _json_parser() -> Callable[[bytes], Any]:
     try:
-        from orjson import loads
+        import orjson
     except ImportError:  # a plain side
-        from json import loads
-    return loads
+        return json.loads
+    return orjson.loads
 
 
 class OursWithLog(Ours):
