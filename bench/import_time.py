@@ -29,6 +29,8 @@ IMPORT_TARGETS = {
     "session": 70.0,
 }
 """Milliseconds above a bare Python, at most."""
+FLOORS = ("manager and workspace", "session")
+"""Imports that are also compared with the modules of the standard library that they load."""
 _QUIET = (
     "import sys; sys.stdout = open('/dev/null', 'w'); from agent_checkpoint.cli.main import main; "
 )
@@ -42,6 +44,9 @@ HELP_TARGETS = {"agent-checkpoint --help": 80.0}
 
 def measure(statements: dict[str, str]) -> dict[str, Times]:
     """The times of a process for each statement."""
+    statements = statements | {
+        f"{name}, floor": _modules_alone(statements[name]) for name in FLOORS if name in statements
+    }
     times: dict[str, list[int]] = {name: [] for name in statements}
     for turn in range(RUNS + 1):
         for name, statement in statements.items():
@@ -53,7 +58,7 @@ def measure(statements: dict[str, str]) -> dict[str, Times]:
 
 def rows(id: str, figures: dict[str, Times], targets: dict[str, float]) -> list[Row]:
     """What each takes above a bare Python."""
-    return [
+    found = [
         Row.of_times(
             id,
             name,
@@ -66,11 +71,40 @@ def rows(id: str, figures: dict[str, Times], targets: dict[str, float]) -> list[
         )
         for name, target in targets.items()
     ]
+    return found + [
+        Row.of_times(
+            id,
+            name,
+            figures[name],
+            figures[f"{name}, floor"],
+            "p50",
+            peer_name="the standard library modules alone",
+            difference=True,
+            floor=True,
+        )
+        for name in FLOORS
+        if name in targets
+    ]
 
 
-def _run(statement: str) -> None:
+def _modules_alone(statement: str) -> str:
+    """A statement that imports what this one loads of the standard library."""
+    names = _run(f"{statement}; import sys; print(*sys.modules)").split()
+    known = [name for name in names if name.partition(".")[0] in sys.stdlib_module_names]
+    return f"import {', '.join(known)}"
+
+
+def _run(statement: str) -> str:
     command = [sys.executable, "-c", statement]
     # An installed package has its bytecode; without, each process would compile every module.
     # Nor is a process measured with what coverage adds to it.
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "COVERAGE_PROCESS_START": ""}
-    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, env=environment)
+    done = subprocess.run(
+        command,
+        check=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    return done.stdout

@@ -102,6 +102,7 @@ def rows(figures: dict[str, Any]) -> list[Row]:
             unit="ms",
             peer_name=names[peer],
             target=1.0 if (side, peer) == ("ours", faster) else None,
+            floor=peer == "floor",
             durability="FULL / FULL",
         )
         for side, graph, peer in compared

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from agent_checkpoint import Checkpointable, CheckpointManager
 from agent_checkpoint.backends.sqlite import SQLiteBackend
+from agent_checkpoint.store.objects.compression import unpack
+from agent_checkpoint.store.objects.object_format import MAX_OBJECT, open_object
+from agent_checkpoint.store.reachability import RefGraph, mark, roots_of
 from bench.sides import Side
 from bench.texts import Message
 
@@ -71,6 +78,37 @@ class Ours(Side):
         self.manager.load(KEY, subject)
         return list(self.messages_of(subject))
 
+    def floor(self) -> Callable[[], list[Message]]:
+        """What is left of a verified load without the library, ready to run, in any order.
+
+        It reads the objects of the latest checkpoint with one connection, decompresses, hashes and
+        parses them. Which objects these are, and where their JSON begins, is found beforehand.
+        """
+        backend = self.manager.store.backend
+        head = self.manager.store.head(KEY)
+        assert head is not None
+        reached: RefGraph = {}
+        mark(backend, roots_of({"parts": head.parts}, KEY), reached)
+        sizes = {}  # of the JSON, at the end of an object
+        for name, stored in backend.get_objects(reached).items():
+            _, *text = open_object(name, stored).payload.partition(b"[{")
+            sizes[bytes.fromhex(name)] = len(b"".join(text))
+        db = sqlite3.connect(self.path / "store.db")
+        query = f"SELECT id, data FROM objects WHERE id IN ({','.join('?' * len(sizes))})"
+        db.execute(query, [b""] * len(sizes)).fetchall()  # opens the file, and compiles
+        loads = _json_parser()
+
+        def work() -> list[Message]:
+            messages: list[Message] = []
+            for name, stored in db.execute(query, list(sizes)):
+                plain = unpack(stored, MAX_OBJECT)
+                assert hashlib.sha256(plain).digest() == name
+                if sizes[name]:
+                    messages += loads(plain[-sizes[name] :])
+            return messages
+
+        return work
+
     def touch(self) -> None:
         """Look at the newest entry, which holds names of objects and not the messages."""
         self.manager.history(KEY, n=1)
@@ -88,6 +126,14 @@ class Ours(Side):
     def messages(self) -> Any:
         """The live conversation."""
         return self.messages_of(self.live)
+
+
+def _json_parser() -> Callable[[bytes], Any]:
+    try:
+        import orjson
+    except ImportError:  # a plain side
+        return json.loads
+    return orjson.loads
 
 
 class OursWithLog(Ours):

@@ -6,8 +6,9 @@ python -m bench.page       writes it again from the committed results
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from bench.rows import Row
 from bench.table import quantity, row_cells
@@ -43,18 +44,21 @@ SUBJECTS = {
     "edit": "Edited list",
 }
 """Titles of the groups of rows, by their ids."""
+Floors = dict[tuple[str, str], Optional[float]]
+"""The figures of the floors, by the id and the work of their rows."""
 
 
 def page(results: dict[str, Any]) -> str:
     """The whole page."""
     rows = [Row.from_json(found) for found in results["rows"]]
     misses = [row for row in rows if row.verdict == "misses"]
+    floors = {(row.id, row.what): row.peer for row in rows if row.floor}
     slower = [row for row in rows if row.is_comparison and row.ratio is not None and row.ratio > 1]
     return _PAGE.format(
         machine=_machine(results["machine"]),
         held=sum(row.verdict == "holds" for row in rows),
         missed=len(misses),
-        misses="\n".join(_table(misses) if misses else ["None in this run."]),
+        misses="\n".join(_table(misses, floors) if misses else ["None in this run."]),
         slower="\n".join(_table(slower) if slower else ["None in this run."]),
         stops=_stops(results["curves"]),
         groups="\n".join(line for group in _groups(rows) for line in group),
@@ -72,7 +76,9 @@ this page from it.
 
 **{held} targets hold, {missed} are missed.** A ratio is ours divided by the peer's: below 1, ours
 is faster or smaller. The spread is p50 / p90 / longest of the runs. `FULL` is `synchronous=FULL` of
-SQLite, which survives a power loss; `NORMAL` survives a killed process only.
+SQLite, which survives a power loss; `NORMAL` survives a killed process only. A floor is the least
+that such work takes, measured in turn with the others; the column `floor` has its ratio to the same
+peer. A target below it is out of reach.
 
 ## Missed targets
 
@@ -93,19 +99,21 @@ SQLite, which survives a power loss; `NORMAL` survives a killed process only.
 ## All figures
 {groups}
 """
-_CELLS = ("what", "ours", "peer", "ratio", "target")
 _CELLS = ("what", "ours", "peer", "ratio", "target", "verdict", "durability")
 
 
-def _table(rows: list[Row]) -> list[str]:
-    lines = [
-        "| work | ours | peer | ratio | target | | durability | spread, ours | spread, peer |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+def _table(rows: list[Row], floors: Floors | None = None) -> list[str]:
+    """A line a row; with floors, a last column: what the floor has instead of our ratio."""
+    heads = "| work | ours | peer | ratio | target | | durability | spread, ours | spread, peer |"
+    lines = [heads, "|---|---|---|---|---|---|---|---|---|"]
+    if floors is not None:
+        lines = [lines[0] + " floor |", lines[1] + "---|"]
     for row in rows:
         cells = row_cells(row)
         texts = [cells[name] for name in _CELLS]
         texts += [_spread(row.ours_times), _spread(row.peer_times)]
+        if floors is not None:
+            texts.append(row_cells(replace(row, ours=floors.get((row.id, row.what))))["ratio"])
         lines.append("| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |")
     return lines
 

@@ -28,6 +28,8 @@ class Row:
     absolute: bool = False
     """The target is on ours alone; the peer is there for scale."""
     waiting: str = ""
+    floor: bool = False
+    """The peer is no product, but the least that such work takes."""
     ours_times: Times | None = None
     """All the times that `ours` stands for; None: no time, or measured once."""
     peer_times: Times | None = None
@@ -58,7 +60,8 @@ class Row:
     @property
     def is_comparison(self) -> bool:
         """Whether the peer did the same work, and is not there for scale."""
-        return bool(self.peer_name) and not self.absolute and not self.difference
+        is_for_scale = self.absolute or self.difference or self.floor
+        return bool(self.peer_name) and not is_for_scale
 
     @property
     def judged(self) -> float | None:
@@ -100,6 +103,7 @@ class Row:
             difference=found["target_is_on"] == "difference",
             absolute=found["target_is_on"] == "ours",
             waiting=found["waiting"],
+            floor=found.get("floor", False),
             ours_times=found["ours_times"],
             peer_times=found["peer_times"],
         )
@@ -119,6 +123,7 @@ class Row:
             "durability": self.durability,
             "verdict": self.verdict,
             "waiting": self.waiting,
+            "floor": self.floor,
             "ours_times": self.ours_times,
             "peer_times": self.peer_times,
         }

@@ -36,6 +36,7 @@ from bench.workspaces import rows as workspace_rows
 from bench.workspaces.peers import SYNCS
 
 RESULTS = ROOT / "bench" / "results"
+LATEST = RESULTS / "latest.json"
 PACKAGES = [
     "agent-checkpoint",
     "orjson",
@@ -84,6 +85,7 @@ def machine(directory: Path) -> dict[str, Any]:
 def measure(run: Run) -> dict[str, Any]:
     """All that is wanted, and the rows of the table."""
     rows: list[Row] = []
+    RESULTS.mkdir(exist_ok=True)
     results: dict[str, Any] = {"machine": machine(run.directory)}
     for subject in SUBJECTS:
         if run.only & set(subject.ids):
@@ -92,8 +94,9 @@ def measure(run: Run) -> dict[str, Any]:
             results[subject.name] = found = subject.measure(run)
             shutil.rmtree(run.place)
             rows += subject.rows(found, run.only)
-    results["changed_meanwhile"] = installed() != results["machine"]["versions"]
-    results["rows"] = [row.as_json() for row in rows]
+            results["changed_meanwhile"] = installed() != results["machine"]["versions"]
+            results["rows"] = [row.as_json() for row in rows]
+            _write(results, LATEST)  # now: a later subject may fail
     return {"results": results, "rows": rows}
 
 
@@ -213,8 +216,7 @@ def main() -> int:
         found = measure(Run(only, Path(directory), options.quick, say))
     results = found["results"]
     report(results, found["rows"])
-    RESULTS.mkdir(exist_ok=True)
-    written = [_write(results, RESULTS / "latest.json"), *_pictures(results)]
+    written = [LATEST, *_pictures(results)]
     if options.keep:
         for picture in written[1:]:
             shutil.copyfile(picture, ROOT / "docs" / "images" / picture.name)

@@ -63,6 +63,15 @@ class Turns:
         return {name: answers[name] for name in names}
 
 
+def serve(worker: Any) -> int:
+    """In a worker process: do what each line of the pipe asks, until it is closed."""
+    for line in sys.stdin:
+        command = json.loads(line)
+        answer = getattr(worker, command.pop("do"))(**command)
+        print(json.dumps(answer), flush=True)
+    return 0
+
+
 @contextmanager
 def taking_turns(
     sides: Sequence[SideName], kind: str, steps: int, directory: Path

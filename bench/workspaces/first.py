@@ -5,6 +5,9 @@ the peers without their `init`. Every round has a new store and, of ours, a new 
 index. Bytes are what the disk gives away when the store is closed, of ours with the index and the
 room that is kept back for a full disk, of restic and borg without their caches.
 
+The floor opens, reads and hashes every file in as many processes as cores, and nothing else, then
+commits as many random bytes as our store has, without that room. It is told the paths beforehand.
+
 For information: restic and borg, also when one file has changed; ProcessFork and AgentFS, likewise,
 which are stopped after LIMIT seconds; a git that syncs, and what is left of it after `git gc`; and
 a checkout with a `.git` of its own, which ours captures and no shadow git does.
@@ -17,9 +20,10 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+from bench.worker import RESERVE
 from bench.workspaces import library_peers
 from bench.workspaces.peers import Borg, Restic, ShadowGit, TreePeer
-from bench.workspaces.stage import Sides, Stage, Taken, disk_usage, processes, told
+from bench.workspaces.stage import Sides, Stage, Taken, disk_usage, processes, store_of, told
 
 LIMIT = 300.0
 SNAPSHOTS = 5
@@ -34,6 +38,8 @@ def measure_first(stage: Stage, *, thorough: bool) -> None:
             ours=lambda: _ours(stage, "ours", stage.home),
             git=lambda: _peer(stage, "git", stage.git),
         )
+        if thorough:
+            sides["floor"] = lambda: _floor(stage)
         if thorough and stage.rounds.extras:
             sides["ours-plain"] = lambda: _ours(stage, "ours-plain", place / "plain")
         if thorough and turn < stage.rounds.few:
@@ -67,6 +73,14 @@ def _peer(stage: Stage, side: str, peer: TreePeer) -> Taken:
     taken = processes(peer.snapshot)
     stage.stored[side] = disk_usage(peer.path)
     return taken
+
+
+def _floor(stage: Stage) -> Taken:
+    files = [path for path in store_of(stage.home).rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files if path.name != RESERVE)
+    with stage.floor() as floor:
+        os.sync()
+        return told(floor.ask("floor", "first", size=size))
 
 
 def _backups(stage: Stage, restic: Restic, borg: Borg) -> Sides:

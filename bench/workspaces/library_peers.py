@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 import os
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+from bench.turns import serve
 from bench.workspaces.worker import taken
 
 MODULES = {"processfork": "processfork", "agentfs": "agentfs_sdk"}
@@ -103,10 +103,7 @@ def main() -> int:
     """Serve until the pipe is closed."""
     name, directory, store = sys.argv[1:]
     peer: Any = {"processfork": ProcessFork, "agentfs": AgentFS}[name](directory, store)
-    for line in sys.stdin:
-        command = json.loads(line)
-        print(json.dumps(getattr(peer, command.pop("do"))(**command)), flush=True)
-    return 0
+    return serve(peer)
 
 
 if __name__ == "__main__":

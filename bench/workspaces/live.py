@@ -2,7 +2,7 @@
 
 P2: one source file gets a line; the time is of `snapshot()` alone. It is the median: at least once
 a minute a snapshot looks at every file all the same. A git that asks Watchman is there for
-information.
+information. The floor reads and hashes the changed file, and commits 8 kB.
 
 P4: one source file gets a line and the workspace is put back, ours with its safety snapshot. The
 side that was not measured then looks at the file, untimed, so that each finds a directory it knows.
@@ -19,6 +19,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,19 @@ def measure_watching(stage: Stage, ours: Turns) -> None:
         seen.append(answer["id"])
         return told(answer)
 
+    def by_floor(floor: Turns, changed: str) -> Taken:
+        return told(floor.ask("floor", "snapshot", changed=changed))
+
     sides = stage.present(ours=by_us, git=lambda: processes(stage.git.snapshot))
     watched = ShadowGit(stage.place / "watched-git", stage.checkout.path, watched=True)
     if not stage.absent.keys() & {"git", "watchman"}:
         watched.make()
         sides["git-watched"] = lambda: processes(watched.snapshot)
-    for turn in range(-1, stage.rounds.watching):
-        stage.change()
-        stage.take_turns("watching" if turn >= 0 else WARM_UP, turn, sides)
+    with stage.floor() as floor:
+        for turn in range(-1, stage.rounds.watching):
+            changed = str(stage.change()[0])
+            sides["floor"] = partial(by_floor, floor, changed)
+            stage.take_turns("watching" if turn >= 0 else WARM_UP, turn, sides)
     if "git-watched" in sides:
         watched.end_watch()
     assert len(set(seen)) == len(seen), "a change was not seen"

@@ -24,6 +24,7 @@ SYNCS = {
     "borg": "synced",
     "processfork": "synced",
     "agentfs": "synced",
+    "floor": "FULL",
 }
 """How durable the snapshots of each peer are."""
 PACKAGES = {

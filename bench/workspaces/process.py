@@ -1,7 +1,7 @@
 """P3: a snapshot in a new process that does not watch, from its start to its end, as git's two are.
 
 Both look at every file and find an index of the last time; ours also starts Python, which the time
-of git has nothing of.
+of git has nothing of. The floor is a bare Python that looks at every file and commits 8 kB.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from bench.workspaces.floors import lstat_and_commit, make_database
 from bench.workspaces.stage import (
     WARM_UP,
     Stage,
@@ -33,9 +34,16 @@ def measure_processes(stage: Stage) -> None:
         return processes(lambda: seen.append(new_process(stage, watch=False)))
 
     sides = stage.present(ours=by_us, git=lambda: processes(stage.git.snapshot))
+    database = stage.place / "floor.db"
+    make_database(database).close()
+
+    def by_floor() -> Taken:
+        return processes(lambda: lstat_and_commit(stage.checkout.path, database))
+
     for turn in range(-1, stage.rounds.process):
         stage.change()
-        stage.take_turns("changed" if turn >= 0 else WARM_UP, turn, sides)
+        floored = {**sides, "floor": by_floor}
+        stage.take_turns("changed" if turn >= 0 else WARM_UP, turn, floored)
         stage.take_turns("same" if turn >= 0 else WARM_UP, turn, sides)
     assert seen[0::2] == seen[1::2], "nothing changed, and the tree is another one"
     assert len(set(seen)) == len(seen) // 2, "a change was not seen"

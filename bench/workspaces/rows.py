@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from bench.figures import Times
@@ -29,6 +30,12 @@ PEERS = {
     "git-watched": "git, Watchman",
     "processfork": "ProcessFork",
     "agentfs": "AgentFS",
+    "floor": "floor",
+}
+FLOORS = {
+    "first": "read and hash all, one commit",
+    "watching": "read and hash one file, one commit",
+    "changed": "bare Python, lstat of all, one commit",
 }
 SIDES = {"ours": "ours, fast", "ours-plain": "ours, plain", "ours with .git": "ours, .git too"}
 WORK = {
@@ -58,6 +65,8 @@ def workspace_rows(figures: dict[str, Any], only: set[str]) -> list[Row]:
         rows["P1"] += _first_rows(size, many)
         rows["P2"].append(size.time("P2", "watching", target=1 / 200 if many else 1 / 50))
         rows["P3"].append(size.time("P3", "changed", target=1.2 if many else 1.0))
+        rows["P2"].append(size.floor("P2", "watching"))
+        rows["P3"].append(size.floor("P3", "changed"))
         rows["P3"].append(size.time("P3", "same"))
         rows["P2"].append(size.time("P2", "watching", peer="git-watched"))
         for peer in () if many else ("processfork", "agentfs"):
@@ -121,6 +130,11 @@ class _Size:
             waiting=self.why("ours", work, peer, peer.partition("-")[0]),
         )
 
+    def floor(self, row: str, work: str, ours: str = "ours") -> Row:
+        """A row of times beside those of the floor."""
+        times = self.time(row, work, ours=ours, peer="floor")
+        return replace(times, peer_name=FLOORS[work], floor=True)
+
     def alone(self, row: str, work: str) -> Row:
         """A row of ours that has no peer."""
         what = f"{WORK[work]}, {self.files} files"
@@ -147,6 +161,7 @@ def _first_rows(size: _Size, many: bool) -> list[Row]:
     sides = ["ours"] if many else ["ours", "ours-plain"]
     rows = [size.time("P1", "first", ours=side, target=1 / 4) for side in sides]
     rows += [size.size(side, "git", target=1 / 2) for side in sides]
+    rows += [size.floor("P1", "first", ours=side) for side in sides]
     rows += [size.time("P1", "first", peer=peer) for peer in ("git-synced", "restic", "borg")]
     rows.append(size.time("P1", "first with .git", against="first"))
     rows += [size.size("ours", peer) for peer in ("git-packed", "restic", "borg")]

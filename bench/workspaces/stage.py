@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -113,6 +114,16 @@ class Stage:
         arguments = [name, str(self.checkout.path), str(self.place / name)]
         with self._process(name, "bench.workspaces.library_peers", arguments, self.home) as peer:
             yield peer
+
+    @contextmanager
+    def floor(self) -> Iterator[Turns]:
+        """A process called `floor` with a new database; see `floors.py`."""
+        database = self.place / "floor" / "rows.db"
+        shutil.rmtree(database.parent, ignore_errors=True)
+        database.parent.mkdir()
+        arguments = [str(self.checkout.path), str(database)]
+        with self._process("floor", "bench.workspaces.floors", arguments, self.home) as floor:
+            yield floor
 
     @contextmanager
     def _process(self, name: str, module: str, arguments: list[str], home: Path) -> Iterator[Turns]:

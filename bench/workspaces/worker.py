@@ -8,7 +8,6 @@ Times are wall nanoseconds of the work alone; nothing is written to the pipe whi
 from __future__ import annotations
 
 import gc
-import json
 import os
 import sys
 import time
@@ -21,6 +20,7 @@ import agent_checkpoint
 from bench.figures import timed
 from bench.ours import open_manager
 from bench.sides import FAST_MODULES, pragmas
+from bench.turns import serve
 
 DURABILITY = "FULL"
 
@@ -119,12 +119,7 @@ def main() -> int:
     if extra == "plain":
         for module in FAST_MODULES:
             sys.modules[module] = None  # type: ignore[assignment]
-    worker = WorkspaceWorker(directory, store)
-    for line in sys.stdin:
-        command = json.loads(line)
-        answer = getattr(worker, command.pop("do"))(**command)
-        print(json.dumps(answer), flush=True)
-    return 0
+    return serve(WorkspaceWorker(directory, store))
 
 
 if __name__ == "__main__":

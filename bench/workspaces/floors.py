@@ -1,0 +1,130 @@
+"""The floors of P1 to P3: the least that a durable snapshot with SHA-256 takes in Python.
+
+    python -m bench.workspaces.floors DIRECTORY DATABASE
+
+A process of its own for P1 and P2, as ours is: a command a line comes in, a line of JSON goes out.
+Every commit is of SQLite in WAL mode with synchronous=FULL, of one transaction.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.figures import timed
+from bench.turns import serve
+
+ROW = 8192
+PIECE = 1 << 20
+"""Bytes of a row, where many are committed."""
+PROCESS = f"""\
+import os, sys
+directories = [sys.argv[1]]
+while directories:
+    with os.scandir(directories.pop()) as entries:
+        for entry in entries:
+            entry.stat(follow_symlinks=False)
+            if entry.is_dir(follow_symlinks=False):
+                directories.append(entry.path)
+import sqlite3
+with sqlite3.connect(sys.argv[2]) as db:
+    db.execute("PRAGMA synchronous=FULL")
+    db.execute("INSERT INTO rows VALUES (?)", (os.urandom({ROW}),))
+"""
+
+
+class Floor:
+    """Reads and hashes files, and commits random bytes."""
+
+    def __init__(self, directory: str, database: str) -> None:
+        self.files = [
+            os.path.join(folder, name) for folder, _, names in os.walk(directory) for name in names
+        ]
+        self.db = make_database(database)
+
+    def first(self, size: int) -> dict[str, Any]:
+        """Read and hash all files in as many processes as cores, then commit `size` bytes."""
+        cores = os.cpu_count() or 1
+        shares = [self.files[number::cores] for number in range(cores)]
+        rows = [os.urandom(min(PIECE, size - at)) for at in range(0, size, PIECE)]
+
+        def work() -> None:
+            children = [_fork(share) for share in shares]
+            assert not any(os.waitpid(child, 0)[1] for child in children), "a process failed"
+            self._commit(rows)
+
+        return _taken(work)
+
+    def snapshot(self, changed: str) -> dict[str, Any]:
+        """Read and hash the changed file, and commit one row."""
+        rows = [os.urandom(ROW)]
+
+        def work() -> None:
+            _hash([changed])
+            self._commit(rows)
+
+        return _taken(work)
+
+    def _commit(self, rows: list[bytes]) -> None:
+        with self.db as db:
+            db.executemany("INSERT INTO rows VALUES (?)", ((row,) for row in rows))
+
+
+def make_database(path: str | Path) -> sqlite3.Connection:
+    """A new database with a table of bytes."""
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA page_size=8192")
+    db.execute("PRAGMA journal_mode=WAL")
+    db.execute("PRAGMA synchronous=FULL")
+    db.execute("PRAGMA wal_autocheckpoint=0")
+    db.execute("CREATE TABLE rows (data BLOB)")
+    return db
+
+
+def lstat_and_commit(directory: Path, database: Path) -> None:
+    """P3: lstat every entry in a bare Python, and commit one row of a database that is there."""
+    command = [sys.executable, "-I", "-S", "-c", PROCESS, str(directory), str(database)]
+    subprocess.run(command, check=True)
+
+
+def _fork(share: list[str]) -> int:
+    child = os.fork()
+    if not child:
+        failed = 1
+        try:
+            _hash(share)
+            failed = 0
+        finally:
+            os._exit(failed)
+    return child
+
+
+def _hash(paths: list[str]) -> None:
+    for path in paths:
+        file = os.open(path, os.O_RDONLY)
+        hashlib.sha256(os.read(file, os.fstat(file).st_size)).digest()
+        os.close(file)
+
+
+def _taken(work: Any) -> dict[str, int]:
+    """The wall and processor nanoseconds of one call, with those of its child processes."""
+    gc.collect()
+    before = _processor_seconds()
+    nanoseconds = timed(work)
+    return {"ns": nanoseconds, "cpu_ns": round((_processor_seconds() - before) * 1e9)}
+
+
+def _processor_seconds() -> float:
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(Floor(*sys.argv[1:])))
