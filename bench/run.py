@@ -3,7 +3,8 @@
     make bench                 less than an hour, most of it for the curves and the largest stores
     make bench QUICK=1         less than three minutes: fewer files, steps and checkpoints
     make bench ONLY=P7,P8      some of the subjects: see `bench/subjects.py`
-    make bench KEEP=1          also replaces bench/results.json, the pictures and docs/benchmarks.md
+    make bench KEEP=1          also replaces bench/results.json, the pictures, docs/benchmarks.md
+                               and a section of the README
 
 The exit status tells whether the measuring worked, not whether the targets hold: that is printed.
 """
@@ -221,7 +222,7 @@ def main() -> int:
         for picture in written[1:]:
             shutil.copyfile(picture, ROOT / "docs" / "images" / picture.name)
         written.append(_write(_snapshot(results), ROOT / "bench" / "results.json"))
-        written.append(page.write())
+        written += page.write()
     print("  Written: " + ", ".join(str(path.relative_to(ROOT)) for path in written))
     return 0
 

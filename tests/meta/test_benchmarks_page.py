@@ -1,6 +1,8 @@
 """The page of the benchmarks: floors beside the missed targets, and results without floors."""
 
-from bench.page import page
+import json
+
+from bench.page import PAGE, README, RESULTS, page, summary, with_summary
 from bench.rows import Row
 
 MISSED = Row("P1", "first snapshot", 300.0, 1000.0, "ms", "git", target=0.25)
@@ -8,6 +10,21 @@ FLOOR = Row("P1", "first snapshot", 300.0, 270.0, "ms", "read and hash all", flo
 IMPORT = Row("P9", "session", 95.0, 20.0, "ms", "bare", target=70.0, difference=True)
 IMPORT_FLOOR = Row("P9", "session", 95.0, 60.0, "ms", "modules alone", difference=True, floor=True)
 NO_FLOOR = Row("P8", "first load", 3.0, 1.0, "ms", "LangGraph", target=1.5)
+
+
+def test_page_and_readme_agree_with_the_committed_results():
+    results = json.loads(RESULTS.read_text())
+    assert PAGE.read_text() == page(results), "run `python -m bench.page`"
+    readme = README.read_text()
+    assert readme == with_summary(readme, results), "run `python -m bench.page`"
+
+
+def test_the_readme_has_the_first_row_of_a_target_and_what_is_slower():
+    other = Row("P1", "first snapshot, large", 1.0, 2.0, "ms", "git", target=0.25)
+    text = summary({"rows": [row.as_json() for row in (FLOOR, MISSED, other, NO_FLOOR)]})
+    lines = [line for line in text.splitlines() if line.startswith("| first")]
+    assert [line.split(" | ")[0] for line in lines] == ["| first snapshot", "| first load"]
+    assert text.endswith("peer: first load (3.00 x of LangGraph).")
 
 
 def sections(*rows, forget=()):
