@@ -41,7 +41,7 @@ NEEDS_MESSAGES = (CLAUDE, GEMINI)
 """Agents that do not resume a session in which nothing was said."""
 FINDS_BY_PATH = (GEMINI, QWEN)
 """Agents that resume a session only in a directory with the path in which it began."""
-TIMED = (QWEN,)
+TIMED = (QWEN, COPILOT)
 """Agents whose events and transcript lines have the time at which they were made, by one clock."""
 WITHOUT_TRANSCRIPT = {
     OPENCODE: "opencode keeps conversations in a database; its own /undo changes them",

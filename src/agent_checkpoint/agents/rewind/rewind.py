@@ -332,7 +332,9 @@ class Rewind:
                 return None
             lines, path = [], self._live
         cut = cut_at(target.seq, note, lines, self._line.later, self._line.earlier)
-        if note.transcript is None and not cut.lines and not is_prompt(note.event):
+        if note.transcript is None and not cut.lines:
+            if is_prompt(note.event):
+                return TranscriptChange(path, [], live=path)
             self.transcript_missing = "there was no transcript yet, and later ones lack this moment"
             return None
         said = (cut.warning, _placeholder_warning(cut.lines), self._moved_warning())

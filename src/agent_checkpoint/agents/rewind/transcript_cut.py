@@ -2,7 +2,8 @@
 
 Agents write the result of a call after its hook has run, so the transcript in a checkpoint ends
 before the moment of its files. The missing lines come from a later checkpoint of the same line of
-work, or from the transcript itself, if they extend the saved lines byte for byte.
+work, or from the transcript itself, if they extend the saved lines byte for byte. Some agents are
+several steps behind: there the times of events and lines tell which lines were said before.
 """
 
 from __future__ import annotations
@@ -63,8 +64,6 @@ class _Place(NamedTuple):
         """Return whether the tool call of another checkpoint belongs to the same step."""
         if any(call.id in self.step.calls for call in note.calls):
             return True
-        if note.agent == COPILOT and not is_later:  # whose transcript may be a whole step behind
-            return len(self.step.calls) > 1 and _is_named(note, self.step)
         if not all(_has_no_place(note, call.id) for call in note.calls):
             return False
         if is_later:
@@ -176,8 +175,6 @@ def _step_of(note: SessionNote, said: Conversation, length: int) -> tuple[Step |
             # A program in code mode, or a sub-agent, makes calls that the transcript does not have.
             is_named = note.agent in (CLAUDE, CODEX) or _is_named(note, step)
             is_same_turn = limit is None or step.start < limit
-            if is_same_turn and not is_named and note.agent == COPILOT:
-                continue  # its transcript may be a whole step behind
             return (step if is_named and is_same_turn else None), False
     return None, False
 
