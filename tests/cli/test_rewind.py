@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -524,6 +525,55 @@ def test_a_call_that_no_transcript_has(tmp_path: Path) -> None:
         told = json.loads(work.command("rewind", "@1", "--yes", "--json"))
         assert "no transcript yet" in told["transcript_missing"]
         assert now(work)[0] == [1]
+
+
+def qwen_line(second: int, kind: str, *parts: "dict[str, Any]") -> str:
+    record = {"type": kind, "uuid": str(second), "n": second, "message": {"parts": parts}}
+    return json.dumps({**record, "timestamp": f"2026-11-18T00:00:{second:02}.000Z"}) + "\n"
+
+
+def test_an_agent_that_creates_the_transcript_after_its_turn(tmp_path: Path) -> None:
+    """Qwen Code may be several steps behind: the times of its lines tell what was said when."""
+    shell = "run_shell_command"
+    commands = [{"name": shell, "args": {"command": "make"}, "id": f"call_{n}"} for n in (1, 2)]
+    lines = [
+        qwen_line(10, "user", {"text": "do it"}),
+        qwen_line(12, "assistant", {"functionCall": commands[0]}),
+        qwen_line(15, "tool_result", {"functionResponse": {"id": "call_1"}}),
+        qwen_line(20, "assistant", {"functionCall": commands[1]}),
+        qwen_line(25, "tool_result", {"functionResponse": {"id": "call_2"}}),
+        qwen_line(30, "assistant", {"text": "done"}),
+    ]
+    called = {"tool_name": shell, "tool_input": {"command": "make"}}
+    whole = [10, 12, 15, 20, 25, 30]
+    events: list[tuple[int, str, dict[str, Any], list[int]]] = [
+        (1, "UserPromptSubmit", {"prompt": "do it"}, []),
+        (13, "PreToolUse", called, [10]),
+        (14, "PostToolUse", called, [10, 12, 15]),
+        (16, "UserPromptSubmit", {"prompt": ""}, [10, 12, 15]),
+        (22, "PostToolUse", called, [10, 12, 15, 20, 25]),
+        (31, "Stop", {}, whole),
+        (32, "SessionEnd", {}, whole),
+    ]
+    with scene(tmp_path, "direct") as work:
+        work.transcript.unlink()
+        for number, (second, name, said, _) in enumerate(events):
+            (work.workspace / f"made-{number}").write_text("x")
+            if name == "SessionEnd":
+                write(work, "".join(lines))
+            event = work.event("qwen.post-tool-use")
+            event = {key: value for key, value in event.items() if not key.startswith("tool_")}
+            time = f"2026-11-18T00:00:{second:02}.000Z"
+            ids = {"tool_use_id": f"toolu_{second}"} if said is called else {}
+            work.hook("qwen", {**event, **said, **ids, "hook_event_name": name, "timestamp": time})
+        for number, (_, name, _, expected) in enumerate(events, 1):
+            told = json.loads(work.command("rewind", f"@{number}", "--yes", "--json"))
+            assert told["warning"] is None
+            assert told["starts_anew"] == (not expected)
+            found = now(work)[0] if work.transcript.exists() else []
+            assert found == expected, (number, name)
+            assert len(list(work.workspace.glob("made-*"))) == number
+            work.command("rewind", told["safety_id"], "--yes")
 
 
 def test_a_session_that_goes_on_in_another_file(late: Scene) -> None:

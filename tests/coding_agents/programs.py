@@ -173,11 +173,16 @@ class Program:
             terminal.wait_for(lambda: len(self.model.heard) >= requests)
             if is_whole:
                 terminal.wait_for(lambda: self.rows()[-1]["event"] in ENDS)
+                terminal.wait_for(self.has_written)
         finally:
             terminal.close()
 
     def accept_terms(self) -> None:
         """Answer in advance what it asks on a terminal at the first start."""
+
+    def has_written(self) -> bool:
+        """Return whether the agent has written all that it loses if it is closed now."""
+        return True
 
     def rows(self) -> "list[dict[str, Any]]":
         """Return the checkpoints of the session, oldest first."""
@@ -364,6 +369,13 @@ class QwenCode(Program):
 
     def begin_anew(self, prompt: str) -> "list[str]":
         return self._command(prompt)
+
+    def has_written(self) -> bool:
+        """Return whether the last reply is in the transcript, which may be steps behind."""
+        (path,) = self.home.glob(f".qwen/projects/*/chats/{self.session}.jsonl")
+        said = [json.loads(line) for line in path.read_text().splitlines()]
+        last = [line for line in said if line["type"] in ("user", "assistant", "tool_result")][-1]
+        return last["type"] == "assistant" and "functionCall" not in json.dumps(last["message"])
 
     def ask(self, command: str) -> Ask:
         given = {"command": command, "description": "a test", "is_background": False}

@@ -28,7 +28,8 @@ class Terminal:
 
     def __init__(self, command: "list[str]", cwd: Path, environment: "dict[str, str]") -> None:
         self._main, other = pty.openpty()
-        self._drawn = b""
+        self.drawn = b""
+        """All that the agent has drawn so far."""
         self.process = subprocess.Popen(
             command,
             cwd=cwd,
@@ -46,14 +47,14 @@ class Terminal:
     def _read(self) -> None:
         with suppress(OSError):  # the agent has ended
             while True:
-                self._drawn += os.read(self._main, 1 << 16)
+                self.drawn += os.read(self._main, 1 << 16)
 
     def type(self, text: str) -> None:
         os.write(self._main, text.encode())
 
     def wait_for(self, condition: "Callable[[], Any]") -> None:
         """Wait until a condition holds."""
-        wait_until(condition, lambda: self._drawn[-4000:].decode(errors="replace"))
+        wait_until(condition, lambda: self.drawn[-4000:].decode(errors="replace"))
 
     def close(self) -> None:
         """Close the window: the agent is told to end; kill it if it does not.

@@ -2,7 +2,7 @@
 
 The comparisons of `test_story` leave out what an agent adds, and what it cannot resume. A test
 fails here once an agent behaves otherwise; then `Program.filler`, `Program.doubles_results` or
-`Program.resumes` goes, too.
+`Program.resumes` goes, too, or `QwenCode.has_written`.
 """
 
 import json
@@ -13,14 +13,25 @@ from threading import Event
 
 import pytest
 
-from tests.coding_agents.programs import Cline, Program
-from tests.coding_agents.terminal import wait_until
+from tests.coding_agents.programs import Cline, Program, QwenCode
+from tests.coding_agents.terminal import Terminal, wait_until
 
 pytestmark = pytest.mark.slow
 
 RESULT = "42 files"
 COMMAND = "printf '%s files' 42"
 """Its text is not its result, and has no `$(`, which Gemini CLI refuses."""
+SLOW_DISK = """\
+require("fs/promises").open(__filename).then(async (file) => {
+  const kind = Object.getPrototypeOf(file), sync = kind.sync;
+  kind.sync = async function () {
+    await new Promise((done) => setTimeout(done, 2000));
+    return sync.call(this);
+  };
+  await file.close();
+});
+"""
+"""Lets a program that runs on Node wait for its disk whenever it syncs a file."""
 
 
 def has_result(program: Program) -> bool:
@@ -69,6 +80,29 @@ def test_results_that_are_told_twice(program: Program) -> None:
     results = [item for item in program.model.heard[-1] if item[0] == "result"]
     assert len(results) == 2
     assert results[0] == results[1]
+
+
+def test_lines_that_are_lost_with_the_window(program: Program) -> None:
+    """Qwen Code syncs its transcript after each line; closed, it waits only seconds for them."""
+    if not isinstance(program, QwenCode):
+        return
+    program.command("hook", "uninstall", program.agent)
+    slow = program.home / "slow.cjs"
+    slow.write_text(SLOW_DISK)
+    program.on_terminal = True
+    program.model.script = [(program.ask(COMMAND),), ("Counted.",)]
+    environment = {**program.environment, "NODE_OPTIONS": f"--require {slow}"}
+    terminal = Terminal(program.start("count"), program.project, environment)
+    try:
+        terminal.wait_for(lambda: b"Counted." in terminal.drawn)
+    finally:
+        terminal.close()
+    program.on_terminal = False
+    program.run(program.resume("go on"))
+    heard = program.model.heard[-1]
+    assert heard[0] == ("user", "count")
+    assert heard[-1] == ("user", "go on")
+    assert ("model", "Counted.") not in heard
 
 
 def test_a_session_that_is_not_resumed_headless(program: Program) -> None:

@@ -41,6 +41,8 @@ NEEDS_MESSAGES = (CLAUDE, GEMINI)
 """Agents that do not resume a session in which nothing was said."""
 FINDS_BY_PATH = (GEMINI, QWEN)
 """Agents that resume a session only in a directory with the path in which it began."""
+TIMED = (QWEN, COPILOT)
+"""Agents whose events and transcript lines have the time at which they were made, by one clock."""
 WITHOUT_TRANSCRIPT = {
     OPENCODE: "opencode keeps conversations in a database; its own /undo changes them",
     CLINE: "cline keeps conversations in files of its background process",
@@ -93,6 +95,7 @@ _LONGEST = 100
 _MOST_CALLS = 50
 _MOST_NAMED = 200
 _MAX_SEARCHED = 20_000
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
 _WORD = re.compile(r"[^\s'\"`;|&<>()=,]+")
 
 
@@ -116,6 +119,8 @@ class Event(NamedTuple):
     prompt: str | None = None
     named: tuple[str, ...] = ()
     """Absolute paths that the arguments of its calls name."""
+    time: str | None = None
+    """When the agent made it, of agents whose transcripts have such times: ISO 8601, UTC."""
 
     @property
     def moment(self) -> str:
@@ -220,6 +225,7 @@ def read_event(
         tuple(_calls(data)),
         _clean(prompt) if isinstance(prompt, str) and prompt else None,
         tuple(_named(data, cwd)),
+        time_in(data) if agent in TIMED else None,
     )
 
 
@@ -258,6 +264,15 @@ def _named(data: dict[str, Any], cwd: str) -> list[str]:
                 if "/" in word or "." in word or os.path.lexists(os.path.join(cwd, word)):
                     found[os.path.normpath(os.path.join(cwd, word))] = None
     return list(found)[:_MOST_NAMED]
+
+
+def time_in(data: dict[str, Any]) -> str | None:
+    """Return the time of an event or of a line of a transcript; None if it has none.
+
+    Times have one form, in which the later one is the greater text.
+    """
+    found = data.get("timestamp")
+    return found if isinstance(found, str) and _TIME.fullmatch(found) else None
 
 
 def call_words(tool: str, given: Any, cwd: str) -> str:

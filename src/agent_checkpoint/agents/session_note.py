@@ -43,6 +43,8 @@ class SessionNote(NamedTuple):
     """The intended rewind; set in the safety checkpoint before a rewind."""
     started: float | None = None
     """When the tool call began; None if that was not reported."""
+    time: str | None = None
+    """When the agent made the event; None if it does not say, or its transcript has no times."""
     named: tuple[str, ...] = ()
     """Files that the arguments of the call name, relative to the root."""
     identity: str = ""
@@ -74,7 +76,7 @@ class SessionNote(NamedTuple):
         inside = f"{root}/"
         named = tuple(path[len(inside) :] for path in event.named if path.startswith(inside))
         note = cls(*names, event.calls, transcript, host=host, named=named, **more)
-        return note._replace(identity=identity_of(root)).sealed()
+        return note._replace(time=event.time, identity=identity_of(root)).sealed()
 
     def sealed(self) -> SessionNote:
         """Return the note with this user's HMAC. Paths of unsigned notes are never written to."""
@@ -147,6 +149,7 @@ def read_note(store: Store, checkpoint: Checkpoint) -> SessionNote | None:
             trouble=_maybe(found.get("trouble")),
             rewind=rewind,
             started=_time(found.get("started")),
+            time=_maybe(found.get("time")),
             named=tuple(map(_text, found.get("named") or ())),
             identity=_maybe(found.get("identity")) or "",
             identity_seal=_maybe(found.get("identity_seal")),

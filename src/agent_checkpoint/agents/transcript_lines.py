@@ -17,6 +17,7 @@ from agent_checkpoint.agents.agent_events import (
     GEMINI,
     QWEN,
     call_words,
+    time_in,
 )
 from agent_checkpoint.named_tuple import NamedTuple
 
@@ -115,6 +116,18 @@ def items_in(agent: str, line: str, cwd: str = "") -> list[Item]:
     The arguments are as for `read_conversation`.
     """
     return list(_items(_READERS.get(agent), line, cwd))
+
+
+def said_at(line: str) -> str | None:
+    """Return when an agent said a line of its transcript, which it may write later.
+
+    None if the line does not say that.
+    """
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return time_in(record) if isinstance(record, dict) else None
 
 
 def _is_same_reply(step: Step, item: Item) -> bool:

@@ -1,14 +1,15 @@
 """Transcripts as coding agents write them: their lines, and the checkpoints that the hook saves.
 
 A session is a list of turns, a turn a list of steps, a step the numbers of its tool calls. Results
-are written late, after the hook of their call has run, as the real agents do.
+are written late, after the hook of their call has run, as the real agents do. Calls whose numbers
+differ by hundreds run the same command.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Optional
 
-from agent_checkpoint.agents.agent_events import Call
+from agent_checkpoint.agents.agent_events import TIMED, Call
 from agent_checkpoint.agents.rewind.transcript_cut import Row
 from agent_checkpoint.agents.session_note import SessionNote
 
@@ -29,11 +30,22 @@ class Moment(NamedTuple):
 class Session:
     """One session: all lines that its agent wrote, and the checkpoints of the hook."""
 
-    def __init__(self, agent: str, turns: Turns, late: "Iterator[int]") -> None:
+    def __init__(
+        self, agent: str, turns: Turns, late: "Iterator[int]", behind: "Iterable[int]" = ()
+    ) -> None:
+        """Write a session.
+
+        Args:
+            agent: the name of the agent.
+            turns: the turns.
+            late: how many lines of a reply are written before the hooks of its calls run.
+            behind: how many of the lines that were said are not written yet, for each checkpoint.
+        """
         self.agent = agent
         self.lines: list[str] = []
         self.moments: list[Moment] = []
         self._late = late
+        self._behind = iter(behind)
         self._numbers = iter(range(10_000))
         self._write(*_HEADS[agent])
         for number, turn in enumerate(turns):
@@ -44,14 +56,15 @@ class Session:
         return Row(index, moment.note, lambda: self.lines[: moment.seen])
 
     def _turn(self, number: int, turn: "list[list[int]]") -> None:
-        self._save("UserPromptSubmit", (), len(self.lines))
+        self._save("UserPromptSubmit", (), len(self.lines), said=len(self.lines))
         self._write({"prompt": f"prompt {number}"})
         for calls in turn:
             self._step(calls)
         start = len(self.lines)
         self._write(*_reply(self.agent, next(self._numbers), "the end", ()))
         # The line of the last reply is written before or after the hook.
-        self._save("Stop", (), len(self.lines), start + self._delay(len(self.lines) - start))
+        end, seen = len(self.lines), start + self._delay(len(self.lines) - start)
+        self._save("Stop", (), end, seen, said=end)
         self._write(*_NOISE[self.agent])
 
     def _step(self, calls: "list[int]") -> None:
@@ -62,7 +75,8 @@ class Session:
             visible = start + 1
         for place, call in enumerate(calls):
             expected = start if place == 0 else None
-            self._save("PreToolUse", (call,), expected, start + self._delay(visible - start))
+            seen = start + self._delay(visible - start)
+            self._save("PreToolUse", (call,), expected, seen, said=visible)
         written = visible
         if self.agent != "gemini":
             for call in calls:
@@ -70,16 +84,21 @@ class Session:
         end = len(self.lines) - (self.agent == "gemini")  # without the line that repeats them
         for place, call in enumerate(calls):
             is_last = place == len(calls) - 1
-            self._save("PostToolUse", (call,), end if is_last else None, written)
+            self._save("PostToolUse", (call,), end if is_last else None, written, said=written)
             if self.agent != "gemini" and not is_last:  # at most the results so far
                 written += self._delay(visible + place + 1 - written)
+        if self.agent == "qwen":  # an event before each request
+            self._save("UserPromptSubmit", (), end, said=end)
         self._write(*_NOISE[self.agent])
 
     def _delay(self, most: int) -> int:
         return min(next(self._late), most)
 
     def _write(self, *records: "dict[str, Any]") -> None:
-        self.lines += [_line(self.agent, record) for record in records]
+        for record in records:
+            made = record["raw"] if "raw" in record else _RECORDS[self.agent](record)
+            timed = {"timestamp": _time(2 * len(self.lines) + 1)} if self.agent in TIMED else {}
+            self.lines.append(json.dumps({**made, **timed}))
 
     def _save(
         self,
@@ -87,20 +106,32 @@ class Session:
         calls: "tuple[int, ...]",
         expected: Optional[int],
         seen: Optional[int] = None,
+        *,
+        said: int,
     ) -> None:
         seen = len(self.lines) if seen is None else seen
+        seen = max(0, min(seen, said - next(self._behind, 0)))
         seen = max([seen, *(moment.seen for moment in self.moments[-1:])])
         made = tuple(
             Call(
                 "Bash",
-                f"Bash make {call}",
+                f"Bash {_command(call)}",
                 _id(self.agent, call),
             )
             for call in calls
         )
         transcript = {"path": "/t", "lines": seen, "bytes": 0, "ended": True, "digest": ""}
-        note = SessionNote(self.agent, "s", CWD, CWD, event, made, transcript)
+        time = _time(2 * said) if self.agent in TIMED else None
+        note = SessionNote(self.agent, "s", CWD, CWD, event, made, transcript, time=time)
         self.moments.append(Moment(note, seen, expected))
+
+
+def _time(tick: int) -> str:
+    return f"2026-11-18T00:{tick // 60:02}:{tick % 60:02}.000Z"
+
+
+def _command(call: int) -> str:
+    return f"make {call % 100}"
 
 
 def _id(agent: str, call: int) -> Optional[str]:
@@ -138,10 +169,6 @@ def _reply(agent: str, number: int, text: str, calls: Any) -> "list[dict[str, An
     return [first, {**first, "calls": list(calls)}, answers]
 
 
-def _line(agent: str, record: "dict[str, Any]") -> str:
-    return json.dumps(record["raw"] if "raw" in record else _RECORDS[agent](record))
-
-
 def _claude(record: "dict[str, Any]") -> "dict[str, Any]":
     if "prompt" in record:
         return {"type": "user", "message": {"role": "user", "content": record["prompt"]}}
@@ -150,7 +177,7 @@ def _claude(record: "dict[str, Any]") -> "dict[str, Any]":
         return {"type": "user", "message": {"role": "user", "content": [block]}}
     block = {"type": "text", "text": record.get("text", "")}
     if "call" in record:
-        name = f"make {record['call']}"
+        name = _command(record["call"])
         block = {"type": "tool_use", "id": f"call_{record['call']}", "name": "Bash"}
         block["input"] = {"command": name}  # type: ignore[assignment]
     message = {"id": record["message"], "role": "assistant", "content": [block]}
@@ -182,7 +209,7 @@ def _gemini(record: "dict[str, Any]") -> "dict[str, Any]":
             {
                 "id": f"call_{call}",
                 "name": "Bash",
-                "args": {"command": f"make {call}"},
+                "args": {"command": _command(call)},
                 "result": [1],
             }
             for call in record["calls"]
@@ -198,7 +225,7 @@ def _qwen(record: "dict[str, Any]") -> "dict[str, Any]":
         return {"type": "tool_result", "message": {"parts": parts}}
     parts = [{"text": record["text"]}]
     for call in record["calls"]:
-        made = {"id": f"call_{call}", "name": "Bash", "args": {"command": f"make {call}"}}
+        made = {"id": f"call_{call}", "name": "Bash", "args": {"command": _command(call)}}
         parts.append({"functionCall": made})
     return {"type": "assistant", "uuid": record["message"], "message": {"parts": parts}}
 
@@ -209,7 +236,7 @@ def _copilot(record: "dict[str, Any]") -> "dict[str, Any]":
     if "result" in record:
         return {"type": "tool.execution_complete", "data": {"toolCallId": f"c{record['result']}"}}
     calls = [
-        {"toolCallId": f"c{call}", "name": "bash", "arguments": {"command": f"make {call}"}}
+        {"toolCallId": f"c{call}", "name": "bash", "arguments": {"command": _command(call)}}
         for call in record["calls"]
     ]
     data = {"messageId": record["message"], "content": record["text"], "toolRequests": calls}

@@ -294,7 +294,7 @@ class Rewind:
         if self._is_whole:
             parts = {name: ReusedPart(tree) for name, tree in target.parts.items()}
             if change is not None and change.lines != self._line.lines_in(target):
-                self._change_conversation(parts, self._note._replace(event=REWIND))
+                self._change_conversation(parts, self._note._replace(event=REWIND, time=None))
             elif self._note.rewind is not None:  # of version 0.1: the target is a safety checkpoint
                 parts[PART] = self._note._replace(rewind=None).sealed().dump()
             return Draft(target.key, parts, kind=Kind.ROLLBACK, label=target.label)
@@ -327,14 +327,15 @@ class Rewind:
             # The agent creates the transcript after the first prompt, or even after the first call.
             if note.trouble is not None or self._live is None:
                 return None
-            if is_prompt(note.event):
-                return TranscriptChange(self._live, [], live=self._live)
-            if moment_of(note.event) == TURN:
+            is_end = moment_of(note.event) == TURN and not is_prompt(note.event)
+            if is_end and note.time is None:  # nothing tells what was said then
                 return None
             lines, path = [], self._live
         cut = cut_at(target.seq, note, lines, self._line.later, self._line.earlier)
         if note.transcript is None and not cut.lines:
-            self.transcript_missing = "there was no transcript yet, and later ones lack the call"
+            if is_prompt(note.event):
+                return TranscriptChange(path, [], live=path)
+            self.transcript_missing = "there was no transcript yet, and later ones lack this moment"
             return None
         said = (cut.warning, _placeholder_warning(cut.lines), self._moved_warning())
         self.warning = " ".join(text for text in said if text) or None

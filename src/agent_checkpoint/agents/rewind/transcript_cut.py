@@ -2,7 +2,8 @@
 
 Agents write the result of a call after its hook has run, so the transcript in a checkpoint ends
 before the moment of its files. The missing lines come from a later checkpoint of the same line of
-work, or from the transcript itself, if they extend the saved lines byte for byte.
+work, or from the transcript itself, if they extend the saved lines byte for byte. Some agents are
+several steps behind: there the times of events and lines tell which lines were said before.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from agent_checkpoint.agents.agent_events import (
     moment_of,
 )
 from agent_checkpoint.agents.session_note import SessionNote
-from agent_checkpoint.agents.transcript_lines import Conversation, Step, read_conversation
+from agent_checkpoint.agents.transcript_lines import Conversation, Step, read_conversation, said_at
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.named_tuple import NamedTuple
 
@@ -63,13 +64,20 @@ class _Place(NamedTuple):
         """Return whether the tool call of another checkpoint belongs to the same step."""
         if any(call.id in self.step.calls for call in note.calls):
             return True
-        if note.agent == COPILOT and not is_later:  # whose transcript may be a whole step behind
-            return len(self.step.calls) > 1 and _is_named(note, self.step)
         if not all(_has_no_place(note, call.id) for call in note.calls):
             return False
-        length = 0 if note.transcript is None else note.transcript["lines"]
-        last = max(self.step.results.values(), default=len(self.source))
-        return bool(length <= last if is_later else length >= self.before)
+        if is_later:
+            last = max(self.step.results.values(), default=len(self.source))
+            return _is_before(note, self.source, last)
+        return not self.before or not _is_before(note, self.source, self.before - 1)
+
+
+def _is_before(note: SessionNote, lines: list[str], number: int) -> bool:
+    """Return whether a checkpoint is before a line of the transcript was said."""
+    said = said_at(lines[number]) if note.time is not None and number < len(lines) else None
+    if said is not None and note.time is not None:
+        return note.time < said
+    return number >= (0 if note.transcript is None else note.transcript["lines"])
 
 
 def _has_no_place(note: SessionNote, call: str | None) -> bool:
@@ -104,6 +112,7 @@ def cut_at(
             conversation can continue.
         CheckpointError: a later checkpoint cannot be read.
     """
+    lines = _said_until(note, lines, later())
     moment = moment_of(note.event)
     if moment == TURN:
         is_known = note.event in (*_ENDS, *_BETWEEN)
@@ -166,8 +175,6 @@ def _step_of(note: SessionNote, said: Conversation, length: int) -> tuple[Step |
             # A program in code mode, or a sub-agent, makes calls that the transcript does not have.
             is_named = note.agent in (CLAUDE, CODEX) or _is_named(note, step)
             is_same_turn = limit is None or step.start < limit
-            if is_same_turn and not is_named and note.agent == COPILOT:
-                continue  # its transcript may be a whole step behind
             return (step if is_named and is_same_turn else None), False
     return None, False
 
@@ -187,6 +194,21 @@ def _sources(lines: list[str], later: Iterable[Row]) -> Iterator[list[str]]:
         found = row.lines()
         if found is not None and len(found) > len(lines) and found[: len(lines)] == lines:
             yield found
+
+
+def _said_until(note: SessionNote, lines: list[str], later: Iterable[Row]) -> list[str]:
+    """Return the lines that were said at the moment of a checkpoint, if their times tell.
+
+    An agent may be several steps behind with writing them.
+    """
+    found = lines
+    for source in _sources(lines, later) if note.time is not None else ():
+        late = (n for n in range(len(lines), len(source)) if _is_before(note, source, n))
+        end = next(late, None)
+        if end is not None:
+            return source[:end]
+        found = source
+    return found
 
 
 def _start_of_open_step(note: SessionNote, lines: list[str]) -> int:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_checkpoint.agents.agent_events import Call
+from agent_checkpoint.agents.agent_events import TIMED, Call
 from agent_checkpoint.agents.rewind.transcript_cut import Cut, Row, cut_at
 from agent_checkpoint.errors import InvalidInputError
 from tests.unit.agents.transcripts import Session, Turns
@@ -46,6 +46,19 @@ def said(session: Session, index: int) -> "list[str]":
 SHAPES = st.lists(st.lists(st.integers(1, 3), max_size=3), min_size=1, max_size=3)
 
 
+def check_moment(session: Session, index: int, *, live: bool = True) -> None:
+    """Fail if a rewind to a checkpoint is refused, or gives other lines than those of then."""
+    if session.moments[index].expected is None:
+        with pytest.raises(InvalidInputError, match="between the parallel calls"):
+            cut(session, index, live=live)
+        return
+    found = cut(session, index, live=live)
+    assert found.warning is None
+    noise = session.lines[len(said(session, index)) : len(found.lines)]
+    assert found.lines == said(session, index) + noise
+    assert not any('"message"' in line or "response_item" in line for line in noise)
+
+
 @settings(deadline=None)
 @given(st.sampled_from(AGENTS), SHAPES, st.lists(st.integers(0, 4), max_size=12), st.booleans())
 def test_every_moment_has_its_own_conversation(
@@ -53,18 +66,41 @@ def test_every_moment_has_its_own_conversation(
 ) -> None:
     session = Session(agent, numbered(shape), chain(late, repeat(9)))
     prompts = [i for i, m in enumerate(session.moments) if m.note.event == "UserPromptSubmit"]
-    for index, moment in enumerate(session.moments):
+    for index in range(len(session.moments)):
         if not live and index > prompts[-1]:
             break  # the last lines may be in no checkpoint
-        if moment.expected is None:
-            with pytest.raises(InvalidInputError, match="between the parallel calls"):
-                cut(session, index, live=live)
-        else:
-            found = cut(session, index, live=live)
-            assert found.warning is None
-            noise = session.lines[len(said(session, index)) : len(found.lines)]
-            assert found.lines == said(session, index) + noise
-            assert not any('"message"' in line or "response_item" in line for line in noise)
+        check_moment(session, index, live=live)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(TIMED), SHAPES, st.lists(st.integers(0, 20), max_size=40))
+def test_a_transcript_that_is_steps_behind(
+    agent: str, shape: "list[list[int]]", behind: "list[int]"
+) -> None:
+    """The agent says what it has not written yet; the times of the lines tell when."""
+    session = Session(agent, numbered(shape), repeat(9), behind)
+    for index in range(len(session.moments)):
+        check_moment(session, index)
+
+
+@pytest.mark.parametrize("agent", TIMED)
+@pytest.mark.parametrize("behind", [1, 3, 6, 99])
+def test_the_same_command_again_in_a_transcript_that_is_behind(agent: str, behind: int) -> None:
+    turns = [[[0], [100], [200, 300], [400]], [[500], [600]]]
+    session = Session(agent, turns, repeat(9), repeat(behind))
+    for index in range(len(session.moments)):
+        check_moment(session, index)
+
+
+@pytest.mark.parametrize("agent", TIMED)
+def test_lines_of_a_transcript_that_is_behind_are_not_invented(agent: str) -> None:
+    session = Session(agent, numbered([[1, 1]]), repeat(9), repeat(4))
+    for index, moment in enumerate(session.moments):
+        found = cut(session, index, index + 1, live=False)
+        assert found.lines == session.lines[: len(found.lines)]
+        assert len(found.lines) <= moment.seen
+        is_over = moment.note.event in ("PostToolUse", "Stop")
+        assert (found.warning is not None) == is_over
 
 
 @pytest.mark.parametrize("agent", AGENTS)
