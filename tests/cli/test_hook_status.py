@@ -201,6 +201,29 @@ def test_all_agents_that_are_here_are_installed_at_once(work: Scene) -> None:
     assert "or use --all" in work.command("hook", "install", status=2)
 
 
+def test_one_of_all_agents_whose_settings_are_broken(work: Scene) -> None:
+    home = Path(work.environment["HOME"])
+    for name in (".codex", ".gemini", ".qwen"):
+        (home / name).mkdir()
+    file = home / ".gemini" / "settings.json"
+    file.write_text('{"a":')
+    told = work.command("hook", "install", "--all", status=1)
+    assert f"gemini: Cannot parse '{file}'" in told
+    assert f"Installed in {home}/.qwen/settings.json." in told
+    assert (status(work, "codex")["installed"], status(work, "qwen")["installed"]) == (True, True)
+    told = work.command("hook", "uninstall", "--all", status=1)
+    assert f"Removed from {home}/.qwen/settings.json." in told
+    assert file.read_text() == '{"a":'
+    assert "Cannot parse" in work.command("hook", "install", "gemini", status=2)
+
+
+def test_the_next_step_after_an_installation(work: Scene) -> None:
+    assert '"Trust all and continue"' in work.command("hook", "install", "codex")
+    assert "trust" not in work.command("hook", "install", "gemini")
+    told = work.command("hook", "install", "gemini", "--project")
+    assert "only in a folder that you trust" in told
+
+
 def test_a_full_disk_that_has_the_log_too(work: Scene) -> None:
     with small_disk("tmpfs", work.place, 4) as disk:
         place = {"AGENT_CHECKPOINT_HOME": str(disk)}

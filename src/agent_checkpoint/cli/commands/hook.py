@@ -17,6 +17,7 @@ from agent_checkpoint.agents.settings.agent_settings import (
     FORMATS,
     agent_home,
     install,
+    next_step,
     settings_file,
     store_of,
     uninstall,
@@ -140,22 +141,30 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
     rows: list[dict[str, Any]] = []
     for agent in agents:
         path = settings_file(agent, project)
-        if args.what == "install":
-            is_changed = install(agent, path, store, project)
-        else:
-            is_changed = uninstall(agent, path, project)
-        rows.append({"agent": agent, "file": str(path), "changed": is_changed})
+        row: dict[str, Any] = {"agent": agent, "file": str(path), "changed": False}
+        try:
+            if args.what == "install":
+                row["changed"] = install(agent, path, store, project)
+            else:
+                row["changed"] = uninstall(agent, path, project)
+        except CheckpointError as error:
+            if not args.all:
+                raise
+            row["trouble"] = str(error)  # of this agent: the others are done all the same
+        rows.append(row)
     for row in rows:
         row.update({"secrets": secrets} if args.what == "install" else {})
 
     def show(out: Output) -> None:
         for row in rows:
             path, is_changed = row["file"], row["changed"]
-            if args.what == "uninstall":
+            if "trouble" in row:
+                out.line(f"{row['agent']}: {row['trouble']}", style="yellow")
+            elif args.what == "uninstall":
                 out.line(f"Removed from {path}." if is_changed else f"Not installed in {path}.")
             else:
                 out.line(f"Installed in {path}." if is_changed else f"Already installed in {path}.")
-                out.line(f"  {FORMATS[row['agent']].next_step}", style="dim")
+                out.line(f"  {next_step(row['agent'], project)}", style="dim")
         if secrets:
             names = ", ".join(map(one_line, secrets[:_SECRETS_SHOWN]))
             more = len(secrets) - _SECRETS_SHOWN
@@ -174,7 +183,8 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         if args.what == "install":
             out.line(f"To rewind to a tool call: {command_line('rewind', store or None)}")
 
-    return CommandResult({"agents": rows} if args.all else rows[0], show)
+    has_failed = any("trouble" in row for row in rows)
+    return CommandResult({"agents": rows} if args.all else rows[0], show, int(has_failed))
 
 
 def _secrets(location: StoreLocation, *, leave_out: bool) -> list[str]:
