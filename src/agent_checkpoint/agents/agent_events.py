@@ -42,9 +42,12 @@ NEEDS_MESSAGES = (CLAUDE, GEMINI)
 FINDS_BY_PATH = (GEMINI, QWEN)
 """Agents that resume a session only in a directory with the path in which it began."""
 WITHOUT_TRANSCRIPT = {
-    OPENCODE: "opencode keeps conversations in a database; its own /undo changes them",
-    CLINE: "cline keeps conversations in files of its background process",
-    GOOSE: "goose keeps conversations in a database",
+    OPENCODE: "opencode keeps conversations in a database. A resumed model hears all of it, also "
+    "the later calls; /undo in opencode changes it.",
+    CLINE: "cline keeps conversations in files of its background process. A resumed model hears "
+    "all of it, also the later calls.",
+    GOOSE: "goose keeps conversations in a database. A resumed model hears all of it, also the "
+    "later calls.",
 }
 """Agents whose conversation is not rewound, and why."""
 
@@ -80,6 +83,7 @@ _TELLING = (
     "command",
     "commands",
     "file_path",
+    "filePath",  # of opencode
     "absolute_path",
     "path",
     "notebook_path",
