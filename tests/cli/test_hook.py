@@ -201,6 +201,14 @@ def test_before_a_tool_call_only_what_is_not_saved_is(work: Scene) -> None:
     assert len(rows) == 2
 
 
+def test_a_call_of_opencode_is_named_by_its_file(direct: Scene) -> None:
+    given = {"filePath": str(direct.workspace / "src" / "app.py"), "content": "new"}
+    event = direct.event("opencode.post-tool-use", tool_name="write", tool_input=given)
+    direct.hook("opencode", event)
+    (row,) = direct.history(f"opencode/{event['session_id']}")
+    assert row["label"] == "write src/app.py"
+
+
 def test_nothing_changed_is_next_to_nothing_written(work: Scene) -> None:
     for number in range(300):
         work.say(number)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agent_checkpoint.agents.settings.codex_review import hook_hash
 from tests.backends.full_disks import fill, read_only, small_disk
 from tests.cli.scene import Scene, scene
 
@@ -127,8 +128,9 @@ def test_hooks_that_codex_was_not_told_to_trust(work: Scene) -> None:
     names = ["user_prompt_submit", "pre_tool_use", "post_tool_use", "pre_compact", "stop"]
     assert len(names) == len(events)
     states = [
-        f'[hooks.state."{home}/hooks.json:{name}:0:0"]\ntrusted_hash = "sha256:x"\n'
-        for name in names
+        f'[hooks.state."{home}/hooks.json:{name}:0:0"]\n'
+        f'trusted_hash = "{hook_hash(event, group, 0)}"\n'
+        for name, (event, (group,)) in zip(names, events.items())
     ]
     (home / "config.toml").write_text('model = "x"\n' + "\n".join(states))
     assert status(work, "codex")["reviewed"] is True
@@ -140,6 +142,11 @@ def test_hooks_that_codex_was_not_told_to_trust(work: Scene) -> None:
     assert status(work, "codex")["reviewed"] is False
     (home / "config.toml").write_text("\n".join(f"# {line}" for line in "".join(states).split()))
     assert status(work, "codex")["reviewed"] is False
+    (home / "config.toml").write_text("\n".join(states))
+    work.command("--store", str(work.place / "other"), "hook", "install", "codex")
+    found = status(work, "codex")
+    assert found["reviewed"] is False
+    assert "have changed since you reviewed them" in found["problems"][0]
 
 
 @pytest.mark.parametrize(
@@ -201,6 +208,127 @@ def test_all_agents_that_are_here_are_installed_at_once(work: Scene) -> None:
     assert "or use --all" in work.command("hook", "install", status=2)
 
 
+def test_one_of_all_agents_whose_settings_are_broken(work: Scene) -> None:
+    home = Path(work.environment["HOME"])
+    for name in (".codex", ".gemini", ".qwen"):
+        (home / name).mkdir()
+    file = home / ".gemini" / "settings.json"
+    file.write_text('{"a":')
+    told = work.command("hook", "install", "--all", status=1)
+    assert f"gemini: Cannot parse '{file}'" in told
+    assert f"Installed in {home}/.qwen/settings.json." in told
+    assert (status(work, "codex")["installed"], status(work, "qwen")["installed"]) == (True, True)
+    told = work.command("hook", "uninstall", "--all", status=1)
+    assert f"Removed from {home}/.qwen/settings.json." in told
+    assert file.read_text() == '{"a":'
+    assert "Cannot parse" in work.command("hook", "install", "gemini", status=2)
+
+
+def test_the_next_step_after_an_installation(work: Scene) -> None:
+    assert '"Trust all and continue"' in work.command("hook", "install", "codex")
+    assert "trust" not in work.command("hook", "install", "gemini")
+    told = work.command("hook", "install", "gemini", "--project")
+    assert "only in a folder that you trust" in told
+
+
+def test_the_table_has_only_agents_that_are_here(work: Scene) -> None:
+    (Path(work.environment["HOME"]) / ".qwen").mkdir()
+    work.command("hook", "install", "cline")
+    path = {"PATH": "/usr/bin:/bin"}
+    told = work.command("hook", "status", **path).splitlines()
+    assert [line.split()[0] for line in told[1:3]] == ["qwen", "cline"]
+    assert told[3] == (
+        "Not found on this machine: claude-code, codex, gemini, copilot, opencode, goose."
+    )
+    rows = json.loads(work.command("hook", "status", "--json", **path))["agents"]
+    assert {row["agent"] for row in rows} > {"codex", "goose"}
+
+
+def test_a_hook_of_the_project_alone(work: Scene) -> None:
+    programs = work.place / "programs"
+    programs.mkdir()
+    (programs / "gemini").symlink_to("/bin/true")
+    path = {"PATH": f"{programs}:/usr/bin:/bin"}
+    assert "its hook is not installed" in status(work, "gemini", **path)["problems"][0]
+    work.command("hook", "install", "gemini", "--project")
+    assert status(work, "gemini", **path)["problems"] == []
+
+
+@pytest.mark.parametrize(("agent", "is_read"), [("gemini", False), ("codex", True)])
+def test_a_hook_of_the_project_above(agent: str, is_read: bool, work: Scene) -> None:
+    """Some agents read only the settings of the directory where they start."""
+    work.command("hook", "install", agent, "--project")
+    below = work.workspace / "src"
+    rows = json.loads(work.command("hook", "status", "--json", cwd=below))["agents"]
+    (found,) = [row for row in rows if (row["agent"], row["scope"]) == (agent, "above")]
+    assert found["file"].startswith(str(work.workspace))
+    told = [problem for problem in found["problems"] if "only in the directory where" in problem]
+    assert len(told) == (0 if is_read else 1)
+    work.command("hook", "install", agent)
+    told = [work.command("hook", "status", cwd=below)]
+    assert ("only in the directory where" in told[0]) is False
+    assert ("saved twice" in told[0]) is is_read
+
+
+CODEX_PLUGIN = """\
+[plugins."agent-checkpoint@agent-checkpoint"]
+enabled = true
+"""
+CODEX_REVIEW = """
+[hooks.state."agent-checkpoint@agent-checkpoint:hooks/hooks.json:post_tool_use:0:0"]
+trusted_hash = "sha256:1604cca0745ab6956be4372dd4c2dccd47210b628514d586fd599850dc2e7ccd"
+
+[hooks.state."agent-checkpoint@agent-checkpoint:hooks/hooks.json:stop:0:0"]
+trusted_hash = "sha256:bf56dc4d676a5cd5cc7546707880af19bc3a4e594d50b880c8360811c0167296"
+"""
+"""As Codex 0.166 wrote it."""
+
+
+def test_the_plugin_of_codex(work: Scene) -> None:
+    home = Path(work.environment["HOME"]) / ".codex"
+    shipped = Path(__file__).parents[2] / "plugins" / "codex" / "hooks" / "hooks.json"
+    hooks = json.loads(shipped.read_text())["hooks"]
+    file = home / "plugins/cache/agent-checkpoint/agent-checkpoint/0.2.0/hooks/hooks.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"hooks": {name: hooks[name] for name in ("PostToolUse", "Stop")}}))
+    programs = work.place / "programs"
+    programs.mkdir()
+    (programs / "agent-checkpoint-hook").symlink_to("/bin/true")
+    path = {"PATH": f"{programs}:/usr/bin:/bin"}
+    (home / "config.toml").write_text(CODEX_PLUGIN)
+    (problem,) = status(work, "codex", "plugin", **path)["problems"]
+    assert "runs no hook before you have reviewed it" in problem
+    assert status(work, "codex")["problems"] == []
+    (home / "config.toml").write_text(CODEX_PLUGIN + CODEX_REVIEW)
+    found = status(work, "codex", "plugin", **path)
+    assert (found["installed"], found["reviewed"]) == (True, True)
+    assert found["problems"] == ["No event of codex was received yet. Start a session."]
+    (problem,) = status(work, "codex", "plugin", PATH="/usr/bin:/bin")["problems"]
+    assert "runs `agent-checkpoint-hook`, which is not on PATH" in problem
+    work.command("hook", "install", "codex")
+    problem = status(work, "codex", "plugin")["problems"][-1]
+    assert (
+        "saved twice. Keep one: `codex plugin remove agent-checkpoint@agent-checkpoint`" in problem
+    )
+    work.command("hook", "uninstall", "codex")
+    (home / "config.toml").write_text(CODEX_PLUGIN.replace("true", "false"))
+    assert '"plugin"' not in work.command("hook", "status", "--json")
+
+
+@pytest.mark.parametrize("agent", ["claude-code", "gemini", "qwen", "copilot"])
+def test_the_plugin_of_other_agents(agent: str, work: Scene) -> None:
+    names = {"claude-code": ".claude", "copilot": ".copilot"}
+    home = Path(work.environment["HOME"]) / names.get(agent, f".{agent}")
+    if agent in names:
+        home.mkdir()
+        enabled = {"enabledPlugins": {"agent-checkpoint@agent-checkpoint": True}}
+        (home / "settings.json").write_text(json.dumps(enabled))
+    else:
+        (home / "extensions" / "agent-checkpoint").mkdir(parents=True)
+    assert status(work, agent, "plugin")["installed"]
+    assert status(work, agent)["problems"] == []
+
+
 def test_a_full_disk_that_has_the_log_too(work: Scene) -> None:
     with small_disk("tmpfs", work.place, 4) as disk:
         place = {"AGENT_CHECKPOINT_HOME": str(disk)}
@@ -219,7 +347,8 @@ def test_a_store_that_is_read_only(work: Scene) -> None:
         assert "Nothing is saved" not in work.command("hook", "status")
         with read_only(disk):
             told = work.command("hook", "status")
-        assert f"Nothing is saved: {disk} is read-only" in told
+        assert f"Nothing is saved: {disk}/store does not exist, and {disk} is read-only" in told
+        assert "`agent-checkpoint --store DIR hook install AGENT`" in told
 
 
 def test_hooks_in_settings_that_a_project_has_committed(work: Scene) -> None:

@@ -684,6 +684,38 @@ def test_a_session_that_has_ended_is_not_open(
     assert now(work) == AT_2
 
 
+def test_a_session_in_the_background_process_of_codex(work: Scene) -> None:
+    """It stays when the user exits Codex, and closes the session a minute later."""
+    codex = work.place / "codex"
+    codex.symlink_to("/bin/sh")
+    given = work.event("codex.post-tool-use", transcript_path=str(work.transcript))
+    event = work.place / "event.json"
+    event.write_text(json.dumps(given))
+    lock = work.place / f"{given['session_id']}.lock"
+    hook = f"{shlex.quote(sys.executable)} -I -S {shlex.quote(str(work.client))} codex"
+    steps = f"exec 9> {shlex.quote(str(lock))}; {hook} < {shlex.quote(str(event))}; echo saved; "
+    steps += "read line; exec 9>&-; echo closed; read line; exit 0"
+    with subprocess.Popen(
+        [str(codex), "-c", steps, "app-server"],
+        env=work.environment,
+        cwd=work.workspace,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == b"saved\n"
+        rewind = ("rewind", "--session", f"codex/{given['session_id']}", "@1", "--yes")
+        told = work.command(*rewind, status=4)
+        assert f"background process of codex (process {process.pid}) has this session open" in told
+        assert "Exit, and retry in a minute, or use `--wait`" in told
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"closed\n"
+        work.command(*rewind)
+        assert process.poll() is None
+
+
 def test_other_sessions_in_the_directory_are_named(work: Scene) -> None:
     assert "other session" not in work.command("rewind", "@1", "--dry-run")
     (work.workspace / "theirs").write_text("x")

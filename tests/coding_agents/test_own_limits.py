@@ -13,7 +13,7 @@ from threading import Event
 
 import pytest
 
-from tests.coding_agents.programs import Cline, Program, QwenCode
+from tests.coding_agents.programs import Cline, OpenCode, Program, QwenCode
 from tests.coding_agents.terminal import Terminal, wait_until
 
 pytestmark = pytest.mark.slow
@@ -32,6 +32,8 @@ require("fs/promises").open(__filename).then(async (file) => {
 });
 """
 """Lets a program that runs on Node wait for its disk whenever it syncs a file."""
+_STANDS_STILL = 15
+"""Seconds in which an agent that does not wait would have sent its prompt."""
 
 
 def has_result(program: Program) -> bool:
@@ -117,4 +119,27 @@ def test_a_session_that_is_not_resumed_headless(program: Program) -> None:
     program.session = found["sessionId"]
     with pytest.raises(AssertionError, match="interactive mode is unsupported"):
         program.run(program.resume("go on"))
+    assert len(program.model.heard) == 1
+
+
+def test_a_prompt_that_waits_for_the_end_of_the_input(program: Program) -> None:
+    """`opencode run` reads its standard input to the end, and sends nothing before."""
+    if not isinstance(program, OpenCode):
+        return
+    program.command("hook", "uninstall", program.agent)
+    program.model.script = [("done",)]
+    with subprocess.Popen(
+        program.start("count the files"),
+        cwd=program.project,
+        env=program.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as agent:
+        assert agent.stdin is not None
+        with pytest.raises(subprocess.TimeoutExpired):
+            agent.wait(_STANDS_STILL)
+        assert program.model.heard == []
+        agent.stdin.close()
+        assert agent.wait() == 0
     assert len(program.model.heard) == 1

@@ -110,6 +110,12 @@ def test_codex_runs_only_hooks_that_were_reviewed(program: Program) -> None:
     assert status(program)["last_checkpoint"] is not None
     assert any("f2.txt" in row["label"] for row in program.command("rewind")["checkpoints"])
     assert Path(status(program)["file"]).name == "hooks.json"
+    other = str(program.home / "other")
+    program.command("--store", other, "hook", "install", program.agent)
+    program.model.script = [(program.ask("echo 3 > f3.txt"),), ("done",)]
+    program.run(program.start("make a third file"))  # the hook has changed since the review
+    assert "have changed since you reviewed them" in status(program)["problems"][0]
+    assert not Path(other).exists()
 
 
 def test_a_slow_save_does_not_fail_a_run_of_cline(program: Program) -> None:

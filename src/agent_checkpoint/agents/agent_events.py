@@ -44,9 +44,12 @@ FINDS_BY_PATH = (GEMINI, QWEN)
 TIMED = (QWEN, COPILOT)
 """Agents whose events and transcript lines have the time at which they were made, by one clock."""
 WITHOUT_TRANSCRIPT = {
-    OPENCODE: "opencode keeps conversations in a database; its own /undo changes them",
-    CLINE: "cline keeps conversations in files of its background process",
-    GOOSE: "goose keeps conversations in a database",
+    OPENCODE: "opencode keeps conversations in a database. A resumed model hears all of it, also "
+    "the later calls; /undo in opencode changes it.",
+    CLINE: "cline keeps conversations in files of its background process. A resumed model hears "
+    "all of it, also the later calls.",
+    GOOSE: "goose keeps conversations in a database. A resumed model hears all of it, also the "
+    "later calls.",
 }
 """Agents whose conversation is not rewound, and why."""
 
@@ -82,6 +85,7 @@ _TELLING = (
     "command",
     "commands",
     "file_path",
+    "filePath",  # of opencode
     "absolute_path",
     "path",
     "notebook_path",

@@ -22,6 +22,8 @@ _MAX_BYTES = 1 << 16
 _MAX_ANCESTORS = 8
 _MAX_OPEN = 100
 _MAX_AGE = 90 * 86400
+_BACKGROUND = b"app-server"
+"""An argument of the background process of Codex, which closes a session a minute later."""
 _UNKNOWN = 0.0
 """The beginning of a call whose changes cannot be told from earlier ones."""
 
@@ -47,7 +49,14 @@ class Presence(NamedTuple):
     @property
     def is_running(self) -> bool:
         """Whether the agent still has the session open."""
-        return self.event != "SessionEnd" and bool(self.pid) and _start_of(self.pid) == self.start
+        if self.event == "SessionEnd" or not self.pid or _start_of(self.pid) != self.start:
+            return False
+        return not self.is_background or _has_open(self.pid, self.session)
+
+    @property
+    def is_background(self) -> bool:
+        """Whether the process serves many sessions, and stays when the user exits the agent."""
+        return _BACKGROUND in _command_line(self.pid)
 
 
 def record_event(event: Event, *, saved: bool, compared: float | None, client: int) -> None:
@@ -168,13 +177,31 @@ def _agent_process(agent: str, client: int) -> tuple[int, int]:
 
 
 def _is_program(agent: str, name: str, pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read(4096).split(b"\0")[:2]  # a script has its interpreter before it
-    except OSError:
-        words = []
+    words = _command_line(pid)[:2]  # a script has its interpreter before it
     names = [name, *(os.path.basename(os.fsdecode(word)) for word in words)]
     return any(os.path.splitext(found)[0] == PROGRAMS.get(agent) for found in names)
+
+
+def _command_line(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read(4096).split(b"\0")
+    except OSError:
+        return []
+
+
+def _has_open(pid: int, session: str) -> bool:
+    """Return whether a process has a file open that is named after a session; True if unknown."""
+    files = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(files)
+    except OSError:
+        return True
+    for name in names:
+        with suppress(OSError):  # closed meanwhile
+            if session in os.path.basename(os.readlink(f"{files}/{name}")):
+                return True
+    return False
 
 
 def _start_of(pid: int) -> int | None:

@@ -47,6 +47,8 @@ class RunningAgent(NamedTuple):
     """What a rewind would do to it."""
     is_blocking: bool
     """Whether a rewind needs a consent: the agent would get another conversation."""
+    how_to_end: str
+    """What the user does to end it."""
 
 
 def running_agent(key: str, *, changes_conversation: bool) -> RunningAgent | None:
@@ -55,13 +57,20 @@ def running_agent(key: str, *, changes_conversation: bool) -> RunningAgent | Non
     if found is None or not found.is_running:
         return None
     who = f"{PROGRAMS[found.agent]} (process {found.pid}) has this session open"
+    end = "Exit it"
+    if found.is_background:
+        who = (
+            f"The background process of {PROGRAMS[found.agent]} (process {found.pid}) has this "
+            "session open, until about a minute after you exit"
+        )
+        end = "Exit, and retry in a minute"
     if not changes_conversation:
-        return RunningAgent(who, f"{who}. It does not know that files change.", False)
+        return RunningAgent(who, f"{who}. It does not know that files change.", False, end)
     words = (
         f"{who}. It keeps its conversation in memory and would append to the rewound transcript, "
         "whose later lines then lose their past."
     )
-    return RunningAgent(who, words, True)
+    return RunningAgent(who, words, True, end)
 
 
 def sessions_since(store: Store, rewind: Rewind, target: Checkpoint) -> list[str]:

@@ -66,6 +66,8 @@ class SettingsFormat(NamedTuple):
     """The next step for the user after the installation."""
     shared: str = ""
     """Another settings file of a project that the agent reads, which is committed to git."""
+    in_project: str = ""
+    """A condition of the agent for settings of a project, for the user."""
 
 
 FORMATS = {
@@ -89,7 +91,9 @@ FORMATS = {
         (),
         1,
         False,
-        "Codex asks you to review new hooks before it runs them: open /hooks in Codex.",
+        'Codex runs no hook before you have reviewed it. At its next start it asks: choose "Trust '
+        'all and continue". Later: type /hooks in Codex.',
+        in_project="Codex reads settings of a project only if you trust the project.",
     ),
     GEMINI: SettingsFormat(
         ("GEMINI_CLI_HOME", ".gemini", ".gemini"),
@@ -99,7 +103,9 @@ FORMATS = {
         (),
         1000,
         True,
-        "Gemini CLI warns about new hooks of a project before it runs them.",
+        "Restart running sessions to load the hook.",
+        in_project="Gemini CLI reads settings of a project only in a folder that you trust: type "
+        "/permissions trust in Gemini CLI. --skip-trust is not enough.",
     ),
     QWEN: SettingsFormat(
         ("QWEN_HOME", "", ".qwen"),
@@ -192,6 +198,12 @@ def claude_version() -> tuple[int, ...]:
         if found is not None:
             return tuple(map(int, found.groups()))
     return ()
+
+
+def next_step(agent: str, project: Path | None) -> str:
+    """Return what the user does after the installation."""
+    form = FORMATS[agent]
+    return f"{form.next_step} {form.in_project}".strip() if project else form.next_step
 
 
 def settings_file(agent: str, project: Path | None) -> Path:

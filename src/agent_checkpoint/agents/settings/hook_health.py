@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shutil
 from pathlib import Path
 
-from agent_checkpoint.agents.agent_events import CLAUDE, CODEX, GEMINI, PROGRAMS
+from agent_checkpoint.agents.agent_events import CLAUDE, CODEX, GEMINI, PROGRAMS, QWEN
 from agent_checkpoint.agents.session_presence import all_presences
 from agent_checkpoint.agents.settings.agent_settings import (
     FORMATS,
-    agent_home,
     claude_version,
     installed,
     missing_program,
@@ -21,19 +18,21 @@ from agent_checkpoint.agents.settings.agent_settings import (
     settings_value,
     usual_settings_file,
 )
-from agent_checkpoint.agents.settings.settings_files import read_settings
+from agent_checkpoint.agents.settings.codex_review import review_problem
+from agent_checkpoint.agents.settings.installed_plugins import COMMAND as PLUGIN_COMMAND
+from agent_checkpoint.agents.settings.installed_plugins import NAME as PLUGIN_NAME
+from agent_checkpoint.agents.settings.installed_plugins import REMOVE, codex_plugin_hooks
 from agent_checkpoint.backends.os_support.space_limits import SpaceLimits
-from agent_checkpoint.errors import InvalidInputError, StorageError
+from agent_checkpoint.errors import StorageError
 from agent_checkpoint.named_tuple import NamedTuple
-
-_KEY = re.compile(r"""^\s*\[\s*hooks\s*\.\s*state\s*\.\s*("(?:[^"\\]|\\.)*"|'[^']*')\s*\]""")
-
 
 _SWITCHES: dict[str, tuple[tuple[str, ...], bool]] = {
     CLAUDE: (("disableAllHooks",), True),
     GEMINI: (("hooksConfig", "enabled"), False),
 }
 """The setting of an agent that disables all hooks, and its value then."""
+_READS_ITS_OWN_DIRECTORY = (GEMINI, QWEN)
+"""Agents that read the settings of the directory where they start, not those above it."""
 
 
 class HookHealth(NamedTuple):
@@ -82,13 +81,30 @@ def hook_health(agent: str, path: Path, project: Path | None) -> HookHealth:
     names, off = _SWITCHES.get(agent, ((), True))
     if names and settings_value(agent, path, project, *names) is off:
         problems.append(f"Hooks are disabled in {path}.")
-    reviewed = _is_reviewed(path, positions) if agent == CODEX else None
-    if reviewed is False:
-        problems.append(
-            "Codex runs no hook before you have reviewed it: type /hooks in Codex. `codex exec` "
-            "does not ask, and runs none until then."
-        )
+    reviewed = None
+    if agent == CODEX:
+        hooks = settings_value(agent, path, project, "hooks")
+        problem = review_problem({str(path), str(path.resolve())}, hooks, positions, path)
+        reviewed = problem is None
+        problems += [problem] if problem else []
     return HookHealth(is_current, reviewed, tuple(problems), is_outdated=not is_current)
+
+
+def plugin_health(agent: str, place: Path) -> HookHealth:
+    """Return the state of our plugin in an agent."""
+    problems, reviewed = [], None
+    if shutil.which(PLUGIN_COMMAND) is None:
+        problems.append(
+            f"The plugin of {agent} runs `{PLUGIN_COMMAND}`, which is not on PATH, so nothing is "
+            "saved: add its directory to PATH, or use `agent-checkpoint hook install` instead."
+        )
+    if agent == CODEX:
+        hooks = codex_plugin_hooks()
+        entries = [(event, 0, 0) for event in hooks]
+        problem = review_problem({f"{PLUGIN_NAME}:hooks/hooks.json"}, hooks, entries, place)
+        reviewed = problem is None
+        problems += [problem] if problem else []
+    return HookHealth(True, reviewed, tuple(problems))
 
 
 def _how_to_renew(agent: str, path: Path, project: Path | None) -> str:
@@ -98,17 +114,30 @@ def _how_to_renew(agent: str, path: Path, project: Path | None) -> str:
     return f"`agent-checkpoint hook install {agent}{scope}` again."
 
 
-def installed_twice(agent: str, paths: list[Path]) -> str:
-    """Return that an agent has the hook in several settings files, and what to do."""
+def installed_twice(agent: str, paths: list[Path], plugin: Path | None) -> str:
+    """Return that an agent has the hook more than once, and what to do."""
     is_last_ours = paths[-1].name == Path(FORMATS[agent].project).name
+    if plugin is not None:
+        how = f"`{REMOVE[agent]}` removes the plugin."
+    elif is_last_ours:
+        how = f"`agent-checkpoint hook uninstall {agent} --project` removes that of the project."
+    else:
+        how = "remove the entries of the last file."
+    places = [*map(str, paths), *([f"its plugin ({plugin})"] if plugin is not None else [])]
     return (
-        f"The hook of {agent} is in {' and in '.join(map(str, paths))}, so an event may be saved "
-        "twice. Keep one: "
-        + (
-            f"`agent-checkpoint hook uninstall {agent} --project` removes that of the project."
-            if is_last_ours
-            else "remove the entries of the last file."
-        )
+        f"The hook of {agent} is in {' and in '.join(places)}, so an event may be saved twice. "
+        f"Keep one: {how}"
+    )
+
+
+def not_read_here(agent: str, path: Path, here: Path) -> str | None:
+    """Return that an agent started in a sub-directory does not read a hook; None if it does."""
+    if agent not in _READS_ITS_OWN_DIRECTORY:
+        return None
+    return (
+        f"{agent} reads settings of a project only in the directory where it starts. Started in "
+        f"{here}, it does not read {path}: start it where that file is, or run `agent-checkpoint "
+        f"hook install {agent}` for all your projects."
     )
 
 
@@ -116,7 +145,11 @@ def write_problem(place: Path) -> str | None:
     """Return why nothing can be saved in a directory, which need not exist; None if it can."""
     near = next(path for path in (place, *place.parents) if os.path.exists(path))
     if not os.access(near, os.W_OK | os.X_OK):
-        return f"Nothing is saved: {near} is read-only or not yours."
+        what = str(place) if near == place else f"{place} does not exist, and {near}"
+        return (
+            f"Nothing is saved: {what} is read-only or not yours. Make it writable, or save "
+            "elsewhere: `agent-checkpoint --store DIR hook install AGENT`."
+        )
     try:
         SpaceLimits(place, min_free=None, max_bytes=None).check({})
     except StorageError as error:
@@ -143,42 +176,3 @@ def last_seen(agent: str) -> LastSeen:
     events = [one.ts for one in found]
     saved = [one.saved for one in found if one.saved is not None]
     return LastSeen(max(events, default=None), max(saved, default=None))
-
-
-def _is_reviewed(path: Path, positions: list[tuple[str, int, int]]) -> bool:
-    """Return whether Codex has recorded a review of each of our entries.
-
-    It names an entry by the file, the event and two numbers. The hash of the reviewed text is not
-    checked here; Codex does that.
-    """
-    try:
-        text = read_settings(agent_home(CODEX) / "config.toml", None) or ""
-    except InvalidInputError:
-        return False
-    files = {str(path), str(path.resolve())}
-    names = {
-        f"{file}:{re.sub('(?<!^)(?=[A-Z])', '_', event).lower()}:{group}:{handler}": (event, group)
-        for file in files
-        for event, group, handler in positions
-    }
-    reviewed: set[tuple[str, int]] = set()
-    current: tuple[str, int] | None = None
-    for line in text.splitlines():
-        found = _KEY.match(line)
-        if found is not None:
-            current = names.get(_unquoted(found[1]))
-        elif line.lstrip().startswith("["):
-            current = None
-        elif current is not None and re.match(r"\s*trusted_hash\s*=", line):
-            reviewed.add(current)
-        elif current is not None and re.match(r"\s*enabled\s*=\s*false", line):
-            reviewed.discard(current)
-            current = None
-    return reviewed >= {(event, group) for event, group, _ in positions}
-
-
-def _unquoted(text: str) -> str:
-    try:
-        return text[1:-1] if text.startswith("'") else str(json.loads(text))
-    except ValueError:  # an escape that JSON does not have
-        return ""

@@ -17,6 +17,7 @@ from agent_checkpoint.agents.settings.agent_settings import (
     FORMATS,
     agent_home,
     install,
+    next_step,
     settings_file,
     store_of,
     uninstall,
@@ -25,8 +26,11 @@ from agent_checkpoint.agents.settings.hook_health import (
     hook_health,
     installed_twice,
     last_seen,
+    not_read_here,
+    plugin_health,
     write_problem,
 )
+from agent_checkpoint.agents.settings.installed_plugins import installed_plugin
 from agent_checkpoint.agents.state_dir import log_file, state_directory
 from agent_checkpoint.agents.upkeep.disk_budget import (
     BudgetState,
@@ -140,22 +144,30 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
     rows: list[dict[str, Any]] = []
     for agent in agents:
         path = settings_file(agent, project)
-        if args.what == "install":
-            is_changed = install(agent, path, store, project)
-        else:
-            is_changed = uninstall(agent, path, project)
-        rows.append({"agent": agent, "file": str(path), "changed": is_changed})
+        row: dict[str, Any] = {"agent": agent, "file": str(path), "changed": False}
+        try:
+            if args.what == "install":
+                row["changed"] = install(agent, path, store, project)
+            else:
+                row["changed"] = uninstall(agent, path, project)
+        except CheckpointError as error:
+            if not args.all:
+                raise
+            row["trouble"] = str(error)  # of this agent: the others are done all the same
+        rows.append(row)
     for row in rows:
         row.update({"secrets": secrets} if args.what == "install" else {})
 
     def show(out: Output) -> None:
         for row in rows:
             path, is_changed = row["file"], row["changed"]
-            if args.what == "uninstall":
+            if "trouble" in row:
+                out.line(f"{row['agent']}: {row['trouble']}", style="yellow")
+            elif args.what == "uninstall":
                 out.line(f"Removed from {path}." if is_changed else f"Not installed in {path}.")
             else:
                 out.line(f"Installed in {path}." if is_changed else f"Already installed in {path}.")
-                out.line(f"  {FORMATS[row['agent']].next_step}", style="dim")
+                out.line(f"  {next_step(row['agent'], project)}", style="dim")
         if secrets:
             names = ", ".join(map(one_line, secrets[:_SECRETS_SHOWN]))
             more = len(secrets) - _SECRETS_SHOWN
@@ -174,7 +186,8 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         if args.what == "install":
             out.line(f"To rewind to a tool call: {command_line('rewind', store or None)}")
 
-    return CommandResult({"agents": rows} if args.all else rows[0], show)
+    has_failed = any("trouble" in row for row in rows)
+    return CommandResult({"agents": rows} if args.all else rows[0], show, int(has_failed))
 
 
 def _secrets(location: StoreLocation, *, leave_out: bool) -> list[str]:
@@ -196,42 +209,21 @@ def _found_agents() -> list[str]:
 
     Raises NotFoundError if there is none.
     """
-    found = [
-        agent
-        for agent in AGENTS
-        if shutil.which(PROGRAMS[agent]) is not None or agent_home(agent).is_dir()
-    ]
+    found = [agent for agent in AGENTS if _is_found(agent)]
     if not found:
         names = ", ".join(PROGRAMS[agent] for agent in AGENTS)
         raise NotFoundError(f"No coding agent found: looked for {names} on PATH, and their files.")
     return found
 
 
+def _is_found(agent: str) -> bool:
+    return shutil.which(PROGRAMS[agent]) is not None or agent_home(agent).is_dir()
+
+
 def _status(location: StoreLocation) -> CommandResult:
     rows: list[dict[str, Any]] = []
     for agent in AGENTS:
-        seen = last_seen(agent)
-        ours: list[Path] = []
-        for scope, project, path in _settings_files(agent, location.directory):
-            row: dict[str, Any] = {"agent": agent, "scope": scope, "file": str(path)}
-            row.update(installed=False, outdated=False, store="", trouble=None)
-            row.update(reviewed=None, problems=[])
-            row.update(last_event=seen.event, last_checkpoint=seen.checkpoint)
-            try:
-                health = hook_health(agent, path, project)
-                row.update(installed=health.installed, reviewed=health.reviewed)
-                row.update(outdated=health.is_outdated)
-                row.update(problems=list(health.problems), store=store_of(agent, path, project))
-            except InvalidInputError as error:
-                row["trouble"] = str(error)
-            if row["installed"] and seen.event is None and not row["problems"]:
-                row["problems"].append(f"No event of {agent} was received yet. Start a session.")
-            if row["installed"] or row["outdated"]:
-                ours.append(path)
-            if scope != "shared" or path in ours or row["trouble"]:
-                rows.append(row)
-        if len(ours) > 1:
-            rows[-1]["problems"].append(installed_twice(agent, ours))
+        rows += _rows(agent, location.directory)
     log = log_file()
     failures = _failures(log)
     budgets, problems = _stores(rows)
@@ -248,7 +240,13 @@ def _status(location: StoreLocation) -> CommandResult:
 
     def show(out: Output) -> None:
         heads = ["agent", "scope", "installed", "reviewed", "last event", "last checkpoint"]
-        out.table([*heads, "file", "store"], (_cells(row) for row in rows))
+        shown = [row for row in rows if _is_shown(row)]
+        if shown:
+            out.table([*heads, "file", "store"], (_cells(row) for row in shown))
+        names = {row["agent"] for row in shown}
+        others = ", ".join(agent for agent in AGENTS if agent not in names)
+        if others:
+            out.line(f"Not found on this machine: {others}.", style="dim")
         for row in rows:
             for problem in [*([row["trouble"]] if row["trouble"] else []), *row["problems"]]:
                 out.line(problem, style="yellow")
@@ -267,12 +265,61 @@ def _status(location: StoreLocation) -> CommandResult:
     return CommandResult(data, show)
 
 
+def _rows(agent: str, here: Path) -> list[dict[str, Any]]:
+    """Return the state of each installation of an agent, and of places without one."""
+    rows: list[dict[str, Any]] = []
+    ours: list[Path] = []
+    seen = last_seen(agent)
+    plugin = installed_plugin(agent)
+    places = _settings_files(agent, here)
+    if plugin is not None:
+        places.append(("plugin", None, plugin))
+    for scope, project, path in places:
+        row: dict[str, Any] = {"agent": agent, "scope": scope, "file": str(path)}
+        row.update(installed=False, outdated=False, store="", trouble=None)
+        row.update(reviewed=None, problems=[])
+        row.update(last_event=seen.event, last_checkpoint=seen.checkpoint)
+        is_plugin = scope == "plugin"
+        try:
+            health = plugin_health(agent, path) if is_plugin else hook_health(agent, path, project)
+            row.update(installed=health.installed, reviewed=health.reviewed)
+            row.update(outdated=health.is_outdated, problems=list(health.problems))
+            row.update(store="" if is_plugin else store_of(agent, path, project))
+        except InvalidInputError as error:
+            row["trouble"] = str(error)
+        is_here = row["installed"] or row["outdated"]
+        unread = not_read_here(agent, path, here) if scope == "above" and is_here else None
+        if unread is not None:
+            row["problems"] += [] if ours or plugin is not None else [unread]
+        elif is_here and not is_plugin:
+            ours.append(path)
+        if row["installed"] and seen.event is None and not row["problems"]:
+            row["problems"].append(f"No event of {agent} was received yet. Start a session.")
+        if scope in ("user", "project") or is_here or row["trouble"]:
+            rows.append(row)
+    if not rows[0]["installed"] and not rows[0]["outdated"] and (ours or plugin is not None):
+        rows[0]["problems"].clear()  # the user's settings have no hook, but others do
+    if len(ours) + (plugin is not None) > 1:
+        rows[-1]["problems"].append(installed_twice(agent, ours, plugin))
+    return rows
+
+
 def _settings_files(agent: str, here: Path) -> list[tuple[str, Path | None, Path]]:
-    """Return the scope, the project and the path of each settings file that an agent reads."""
+    """Return the scope, the project and the path of each settings file that an agent may read."""
     user, project = settings_file(agent, None), settings_file(agent, here)
-    found = [("user", None, user), ("project", here, project)]
+    found: list[tuple[str, Path | None, Path]] = [("user", None, user), ("project", here, project)]
+    root = Path(repository_root(str(here)))
+    if root != Path(os.path.realpath(here)):
+        found.append(("above", root, settings_file(agent, root)))
     shared = FORMATS[agent].shared
     return [*found, ("shared", here, here / shared)] if shared else found
+
+
+def _is_shown(row: dict[str, Any]) -> bool:
+    """Return whether the text shows a row: an installation, a problem, or an agent that is here."""
+    if row["installed"] or row["outdated"] or row["trouble"] or row["problems"]:
+        return True
+    return row["scope"] == "user" and (row["last_event"] is not None or _is_found(row["agent"]))
 
 
 def _stores(rows: list[dict[str, Any]]) -> tuple[dict[str, BudgetState], list[str]]:

@@ -143,8 +143,8 @@ def _check_ended(args: Args, key: str, rewind: Rewind) -> list[str]:
     if not found.is_blocking or args.dry_run or args.while_running:
         return [found.words]
     raise ConflictError(
-        f"{found.words} Nothing was changed. Exit it, or use `--wait` to rewind when it has ended, "
-        "`--while-running` to rewind now, or `--only files`."
+        f"{found.words} Nothing was changed. {found.how_to_end}, or use `--wait` to rewind when it "
+        "has ended, `--while-running` to rewind now, or `--only files`."
     )
 
 
