@@ -80,9 +80,9 @@ this page from it.
 
 **{held} targets hold, {missed} are missed.** A ratio is ours divided by the peer's: below 1, ours
 is faster or smaller. The spread is p50 / p90 / longest of the runs. `FULL` is `synchronous=FULL` of
-SQLite, which survives a power loss; `NORMAL` survives a killed process only. A floor is the least
-that such work takes, measured in turn with the others; the column `floor` has its ratio to the same
-peer. A target below it is out of reach.
+SQLite, which survives a power loss; `NORMAL` survives a killed process only. A floor is a
+small program that does only what its name says, in turn with the others. The column `floor` has its
+ratio to the same peer: a target below it asks for more than saving the rest of the work.
 
 ## Missed targets
 

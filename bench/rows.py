@@ -29,7 +29,7 @@ class Row:
     """The target is on ours alone; the peer is there for scale."""
     waiting: str = ""
     floor: bool = False
-    """The peer is no product, but the least that such work takes."""
+    """The peer is no product: it does only the part of the work that its name says."""
     ours_times: Times | None = None
     """All the times that `ours` stands for; None: no time, or measured once."""
     peer_times: Times | None = None

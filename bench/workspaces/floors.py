@@ -1,4 +1,4 @@
-"""The floors of P1 to P3: the least that a durable snapshot with SHA-256 takes in Python.
+"""The floors of P1 to P3: what is left of a durable snapshot with SHA-256, in Python.
 
     python -m bench.workspaces.floors DIRECTORY DATABASE
 
