@@ -548,11 +548,13 @@ def hostile(answers: "Callable[[bytes], bytes]", home: Path) -> "Iterator[None]"
                     with suppress(OSError):  # the client has gone
                         connection.sendall(answers(request))
 
-        thread = threading.Thread(target=run)
+        thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        yield
-        is_over.set()
-        thread.join()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
 
 
 RIGHT = encode_answer(Answer(Token(b"e" * 16, 1), ChangedPaths({b"a": {b"one"}}, set())))
@@ -618,6 +620,17 @@ def test_an_answer_that_does_not_come_is_none(
     for _ in hostile(never, own_home):
         assert asked(root, Token(b"e" * 16, 0)) is None
         ended.set()
+
+
+def test_an_answer_that_was_cut_off_is_none(root: Path, own_home: Path) -> None:
+    # The daemon was killed, or gave up on a client that had been stopped.
+    replaced = {b"a", b"b"}
+    answer = encode_answer(Answer(Token(b"e" * 16, 1), ChangedPaths({b"": replaced}, replaced)))
+    sizes = iter(range(len(answer) + 1))
+    for _ in hostile(lambda request: answer[: next(sizes)], own_home):
+        for _ in range(len(answer)):
+            assert asked(root, Token(b"e" * 16, 0)) is None
+        assert asked(root, Token(b"e" * 16, 0)) is not None
 
 
 def test_another_user_gets_no_answer(
