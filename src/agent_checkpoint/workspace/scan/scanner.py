@@ -165,6 +165,7 @@ class Scanner:
         events = self._events(root, full)
         if events is None and not full and known is not None and changed is not None:
             events = ChangedPaths({path: set(names) for path, names in changed.items()}, set())
+            self._token = None  # changes of others before it are not among these
         self._limit.begin(is_limited=changed is None)
         with collection_paused(), FileReader(root, writer, self._limit, ahead=ahead) as reader:
             state = None

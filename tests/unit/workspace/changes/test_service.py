@@ -412,6 +412,30 @@ def test_a_change_of_mounts_during_a_scan(
         assert scans == ["stat pass"]
 
 
+def test_a_change_by_another_during_a_restore_with_too_many_changes(
+    root: Path, manager: CheckpointManager, serve: Any, scans: "list[str]", monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(journal, "_MOST_PATHS", 3)
+    serve()
+    known(root, manager, scans)
+    scan = scanner.Scanner.scan
+
+    def late(self: Any, *arguments: Any, **options: Any) -> Any:
+        if options.get("changed") is not None:  # the scan of what the restore changed
+            (root / "b" / "c" / "two").write_text("by another")
+        return scan(self, *arguments, **options)
+
+    with Workspace(root, manager.store) as workspace:
+        tree = workspace.snapshot()
+        for number in range(10):
+            (root / f"new{number}").write_text("x")
+        monkeypatch.setattr(scanner.Scanner, "scan", late)
+        workspace.restore(tree)
+        assert (root / "b" / "c" / "two").read_text() == "by another"
+        assert workspace.snapshot().id == full_scan(root)
+    assert is_partial(root, manager, scans)
+
+
 def test_another_directory_at_the_path(
     root: Path, manager: CheckpointManager, serve: Any, scans: "list[str]"
 ) -> None:
