@@ -220,12 +220,12 @@ class Scanner:
         if not self._watch:
             return None
         position = self._cache.position
+        try:
+            self._mounts = MountTable()  # before the answer, so that no mount is missed
+        except OSError:
+            return None
         answer = changes_since(root, None if position is None else position.token)
         if answer is None:
-            return None
-        try:
-            self._mounts = MountTable()
-        except OSError:
             return None
         self._token = answer.token
         return None if position is None else answer.changed

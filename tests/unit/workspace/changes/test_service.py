@@ -412,6 +412,37 @@ def test_a_change_of_mounts_during_a_scan(
         assert scans == ["stat pass"]
 
 
+def test_a_mount_between_the_answer_and_the_scan(
+    root: Path, manager: CheckpointManager, serve: Any, scans: "list[str]", monkeypatch: Any
+) -> None:
+    serve()
+    known(root, manager, scans)
+    made: list[str] = []
+
+    class Table(mounts.MountTable):
+        def __init__(self) -> None:
+            super().__init__()
+            self.known = len(made)
+
+        def have_changed(self) -> bool:
+            return len(made) != self.known
+
+    def mounted(*arguments: Any) -> "Answer | None":
+        answer = changes_since(*arguments)
+        made.append("a mount")
+        return answer
+
+    (root / "a" / "one").write_text("changed")
+    with Workspace(root, manager.store) as workspace:
+        with monkeypatch.context() as patch:
+            patch.setattr(scanner, "MountTable", Table)
+            patch.setattr(scanner, "changes_since", mounted)
+            workspace.snapshot()
+        assert scans == []
+        workspace.snapshot()
+        assert scans == ["stat pass"]
+
+
 def test_a_change_by_another_during_a_restore_with_too_many_changes(
     root: Path, manager: CheckpointManager, serve: Any, scans: "list[str]", monkeypatch: Any
 ) -> None:
