@@ -239,7 +239,10 @@ class Scanner:
         self, root: int, writer: Writer, reader: FileReader, known: DirState, events: ChangedPaths
     ) -> DirState | None:
         """Scan only changed paths; None if that is not sufficient."""
-        for path, names in self._links.changed(root, known).items():
+        linked = self._links.changed(root, known)
+        if self._has_rule_file(linked):
+            return None
+        for path, names in linked.items():
             events.names.setdefault(path, set()).update(names)
         for path, names in self._lost.items():  # becoming readable raises no event
             events.names.setdefault(path, set()).update(names)

@@ -467,6 +467,18 @@ def test_a_change_by_another_during_a_restore_with_too_many_changes(
     assert is_partial(root, manager, scans)
 
 
+def test_a_rule_file_that_is_changed_through_another_link(
+    root: Path, manager: CheckpointManager, serve: Any, scans: "list[str]"
+) -> None:
+    (root / ".checkpointignore").write_text("none\n")
+    os.link(root / ".checkpointignore", root / "rules")
+    time.sleep(0.1)  # a file that was just written is read again
+    serve()
+    known(root, manager, scans)
+    (root / "rules").write_text("a\n")
+    assert not is_partial(root, manager, scans)
+
+
 def test_another_directory_at_the_path(
     root: Path, manager: CheckpointManager, serve: Any, scans: "list[str]"
 ) -> None:
