@@ -240,7 +240,7 @@ class Scanner:
     ) -> DirState | None:
         """Scan only changed paths; None if that is not sufficient."""
         linked = self._links.changed(root, known)
-        if self._has_rule_file(linked):
+        if self._has_rule_file(linked) or self._has_rule_file(self._lost):
             return None
         for path, names in linked.items():
             events.names.setdefault(path, set()).update(names)
