@@ -760,14 +760,14 @@ def test_another_mount_namespace_gets_no_answer(root: Path, serve: Any, is_priva
 # -- any changes ---------------------------------------------------------------------------------
 
 
-def change(root: Path, draw: random.Random) -> None:
-    """Change something below a directory at random."""
+def change(root: Path, draw: random.Random, kinds: int = 10) -> None:
+    """Change something below a directory at random; only the first kinds of changes."""
     directories = [Path(place) for place, _, _ in os.walk(root)]
     paths = [Path(place, name) for place, _, names in os.walk(root) for name in names]
     files = [path for path in paths if not path.is_symlink()]
     place = draw.choice(directories)
     new = place / draw.choice("pqrstu")
-    kind = draw.randrange(10)
+    kind = draw.randrange(kinds)
     if kind <= 2 and files:
         draw.choice(files).write_text(str(draw.random()))
     elif kind == 3 and not new.exists() and not new.is_symlink():
@@ -812,3 +812,28 @@ def test_new_processes_see_what_a_full_scan_sees(
         partial += is_partial(root, manager, scans)
     living.close()
     assert partial >= 5
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_changes_at_the_same_time_are_seen_at_the_next_snapshot(
+    root: Path, manager: CheckpointManager, serve: Any, scans: "list[str]", seed: int
+) -> None:
+    draw = random.Random(seed)
+    serve()
+    known(root, manager, scans)
+
+    def write(draw: random.Random) -> None:
+        for _ in range(draw.randrange(30)):
+            if draw.random() < 0.1:
+                rules = draw.choice(["p\n", "q\n", "*/one\n", ""])
+                (root / ".checkpointignore").write_text(rules)
+            with suppress(OSError):  # a part of it was moved
+                change(root, draw, 8)  # no links: a write through an ignored one has no event
+
+    for _ in range(15):
+        writer = threading.Thread(target=write, args=(random.Random(draw.random()),))
+        writer.start()
+        for _ in range(draw.randrange(1, 4)):
+            snapshot(root, manager)
+        writer.join()
+        is_partial(root, manager, scans)
