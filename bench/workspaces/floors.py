@@ -18,6 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from isal import isal_zlib
+
 from bench.figures import timed
 from bench.turns import serve
 
@@ -41,7 +43,7 @@ with sqlite3.connect(sys.argv[2]) as db:
 
 
 class Floor:
-    """Reads and hashes files, and commits random bytes."""
+    """Reads, hashes and packs files, and commits random bytes."""
 
     def __init__(self, directory: str, database: str) -> None:
         self.files = [
@@ -50,7 +52,7 @@ class Floor:
         self.db = make_database(database)
 
     def first(self, size: int) -> dict[str, Any]:
-        """Read and hash all files in as many processes as cores, then commit `size` bytes."""
+        """Read, hash and pack all files in as many processes as cores, then commit `size` bytes."""
         cores = os.cpu_count() or 1
         shares = [self.files[number::cores] for number in range(cores)]
         rows = [os.urandom(min(PIECE, size - at)) for at in range(0, size, PIECE)]
@@ -99,17 +101,20 @@ def _fork(share: list[str]) -> int:
     if not child:
         failed = 1
         try:
-            _hash(share)
+            _hash(share, pack=True)
             failed = 0
         finally:
             os._exit(failed)
     return child
 
 
-def _hash(paths: list[str]) -> None:
+def _hash(paths: list[str], *, pack: bool = False) -> None:
     for path in paths:
         file = os.open(path, os.O_RDONLY)
-        hashlib.sha256(os.read(file, os.fstat(file).st_size)).digest()
+        data = os.read(file, os.fstat(file).st_size)
+        hashlib.sha256(data).digest()
+        if pack:
+            isal_zlib.compress(data, 1)
         os.close(file)
 
 

@@ -33,7 +33,7 @@ PEERS = {
     "floor": "floor",
 }
 FLOORS = {
-    "first": "read and hash all, one commit",
+    "first": "read, hash and pack all, one commit",
     "watching": "read and hash one file, one commit",
     "changed": "bare Python, lstat of all, one commit",
 }

@@ -97,8 +97,10 @@ class _Server:
         try:
             if is_own_user(connection):
                 connection.settimeout(_REQUEST_SECONDS)
-                self._start(connection, json.loads(connection.recv(MAX_MESSAGE)))
-                return
+                request = json.loads(connection.recv(MAX_MESSAGE))
+                if not _has_left(connection):
+                    self._start(connection, request)
+                    return
         except (OSError, ValueError):  # the worker has ended, or there is no room for a process
             pass
         connection.close()
@@ -139,6 +141,13 @@ class _Server:
         for trial in self._trials:
             trial.connection.close()
             os.close(trial.exit)
+
+
+def _has_left(connection: socket.socket) -> bool:
+    """Return whether a worker gave up while this process was stopped: it runs the trial itself."""
+    poll = select.poll()
+    poll.register(connection, 0)  # the end of a connection is always reported
+    return bool(poll.poll(0))
 
 
 def _kill(pid: int) -> None:

@@ -26,6 +26,10 @@ from agent_checkpoint.session.explore.trial_server import MAX_MESSAGE, is_own_us
 
 _SERVER = "agent_checkpoint.session.explore.trial_server"
 _TRIAL = "agent_checkpoint.session.explore.trial_process"
+_ANSWER_SECONDS = 30.0
+"""How long a worker waits for the server, which may be starting, before it starts the trial."""
+_END_SECONDS = 10.0
+"""How long a worker waits for the server to end a trial. The server may have been stopped."""
 _INHERITED = (
     "Umask",
     "Uid",
@@ -126,10 +130,14 @@ class ForkedTrial:
     def end(self) -> int:
         """Have it killed with its process group; return the exit status."""
         with self._connection:
-            self._connection.settimeout(None)
+            self._connection.settimeout(_END_SECONDS)
             with suppress(OSError):  # the server has ended
                 self._connection.shutdown(socket.SHUT_WR)
-            return self._end()
+            try:
+                return self._end()
+            except TimeoutError:  # only the server frees the process id
+                self._kill()
+                return -signal.SIGKILL
 
     def _end(self) -> int:
         """Wait for the end; return the exit status. Raises TimeoutError."""
@@ -137,9 +145,12 @@ class ForkedTrial:
             found = _receive(self._connection)
             self._status = -signal.SIGKILL if found is None else int(found["status"])
             if found is None:  # the server has ended, and the trial with it
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._pid, signal.SIGKILL)
+                self._kill()
         return self._status
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signal.SIGKILL)
 
 
 def start_trial(
@@ -167,6 +178,7 @@ def _fork(name: str, private: Path, cwd: str) -> ForkedTrial | None:
     """Have a server fork a trial; None if it does not."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
+        connection.settimeout(_ANSWER_SECONDS)
         connection.connect(f"\0{name}")
         if is_own_user(connection):
             connection.send(json.dumps({"private": str(private), "cwd": cwd}).encode())

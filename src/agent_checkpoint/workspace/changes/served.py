@@ -6,8 +6,8 @@ compares every file.
 
     request     magic, token (epoch and number; zeros for none), identity of the root, as returned
                 by `root_identity`; then EOF
-    answer      magic, token, whether the paths are known, the size of the changed paths; these and
-                the replaced directories, both separated by NULs; then EOF
+    answer      magic, token, whether the paths are known, the sizes of the changed paths and of
+                the replaced directories; both, separated by NULs; then EOF
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_REQUEST = 16 << 10
 _MAX_ANSWER = 8 << 20
 _TIMEOUT = 1.0
 _TOKEN = struct.Struct("<16sQ")
-_HEAD = struct.Struct("<16sQ?I")
+_HEAD = struct.Struct("<16sQ?II")
 _CREDENTIALS = struct.Struct("3i")
 
 serving_process = 0
@@ -145,9 +145,9 @@ def encode_answer(answer: Answer) -> bytes:
     """Return the bytes of an answer."""
     names, replaced = answer.changed or ChangedPaths({}, set())
     paths = [path + b"/" + name if path else name for path, each in names.items() for name in each]
-    changed = b"\0".join(paths)
-    head = _HEAD.pack(*answer.token, answer.changed is not None, len(changed))
-    return MAGIC + head + changed + b"\0".join(replaced)
+    changed, dirs = b"\0".join(paths), b"\0".join(replaced)
+    head = _HEAD.pack(*answer.token, answer.changed is not None, len(changed), len(dirs))
+    return MAGIC + head + changed + dirs
 
 
 def _encode_request(identity: bytes, token: Token | None) -> bytes:
@@ -171,7 +171,10 @@ def _exchange(directory: int, request: bytes) -> bytes | None:
         pieces: list[bytes] = []
         size = 0
         while size <= _MAX_ANSWER:
-            connection.settimeout(max(deadline - monotonic(), 0.001))
+            left = deadline - monotonic()
+            if left <= 0:  # an answer that comes byte by byte is late, too
+                return None
+            connection.settimeout(left)
             piece = connection.recv(1 << 16)
             if not piece:
                 return b"".join(pieces)
@@ -187,9 +190,10 @@ def _decode_answer(data: bytes) -> Answer | None:
     start = len(MAGIC) + _HEAD.size
     if data[: len(MAGIC)] != MAGIC or len(data) < start:
         return None
-    epoch, number, is_known, size = _HEAD.unpack_from(data, len(MAGIC))
+    epoch, number, is_known, size, dirs_size = _HEAD.unpack_from(data, len(MAGIC))
     token = Token(epoch, number)
-    if not any(epoch) or size > len(data) - start:
+    # The stream also ends if the daemon is killed while it answers.
+    if not any(epoch) or len(data) != start + size + dirs_size:
         return None
     if not is_known:
         return Answer(token, None)

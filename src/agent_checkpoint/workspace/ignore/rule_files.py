@@ -14,6 +14,15 @@ def rules_in(path: bytes, fd: int, rules: Rules) -> Rules:
     Raises:
         OSError: the `.checkpointignore` cannot be read.
     """
+    texts = rule_texts(path, fd, rules)
+    return rules.within(path, texts) if texts else rules
+
+
+def rule_texts(path: bytes, fd: int, rules: Rules) -> dict[bytes, bytes]:
+    """Return the contents of the rule files of an open directory, by name.
+
+    The end of a file that is too large is left out. Raises the same errors as `rules_in`.
+    """
     texts: dict[bytes, bytes] = {}
     for name in rules.files(path):
         try:
@@ -25,7 +34,7 @@ def rules_in(path: bytes, fd: int, rules: Rules) -> Rules:
             if name == CHECKPOINTIGNORE:  # the files that it excludes must not be captured
                 raise
             continue  # as git does
-    return rules.within(path, texts) if texts else rules
+    return texts
 
 
 def rules_at(root: int, path: bytes, fd: int, rules: Rules) -> Rules:

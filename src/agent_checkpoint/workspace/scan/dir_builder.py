@@ -40,6 +40,7 @@ class DirBuilder:
         "parent",
         "path",
         "results",
+        "rule_texts",
         "signatures",
         "subdirs",
     )
@@ -53,6 +54,8 @@ class DirBuilder:
         self.notes: dict[bytes, Note] = {}
         self.results: dict[bytes, ReadResult] = {}
         self.subdirs: dict[bytes, DirState] = {}
+        self.rule_texts: dict[bytes, bytes] = {}
+        """The contents of its rule files, as they were applied."""
         self.is_same = False
         """Whether names and signatures equal the old ones; subdirectories may have changed."""
         self.changes: dict[bytes, bytes | None] | None = None

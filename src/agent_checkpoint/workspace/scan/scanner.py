@@ -167,6 +167,7 @@ class Scanner:
         events = self._events(root, full)
         if events is None and not full and known is not None and changed is not None:
             events = ChangedPaths({path: set(names) for path, names in changed.items()}, set())
+            self._token = None  # changes of others before it are not among these
         self._limit.begin(is_limited=changed is None)
         with collection_paused(), FileReader(root, writer, self._limit, ahead=ahead) as reader:
             state = None
@@ -221,12 +222,12 @@ class Scanner:
         if not self._watch:
             return None
         position = self._cache.position
+        try:
+            self._mounts = MountTable()  # before the answer, so that no mount is missed
+        except OSError:
+            return None
         answer = changes_since(root, None if position is None else position.token)
         if answer is None:
-            return None
-        try:
-            self._mounts = MountTable()
-        except OSError:
             return None
         self._token = answer.token
         return None if position is None else answer.changed
@@ -240,7 +241,10 @@ class Scanner:
         self, root: int, writer: Writer, reader: FileReader, known: DirState, events: ChangedPaths
     ) -> DirState | None:
         """Scan only changed paths; None if that is not sufficient."""
-        for path, names in self._links.changed(root, known).items():
+        linked = self._links.changed(root, known)
+        if self._has_rule_file(linked) or self._has_rule_file(self._lost):
+            return None
+        for path, names in linked.items():
             events.names.setdefault(path, set()).update(names)
         for path, names in self._lost.items():  # becoming readable raises no event
             events.names.setdefault(path, set()).update(names)

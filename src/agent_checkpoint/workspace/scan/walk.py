@@ -16,8 +16,8 @@ from agent_checkpoint.backends.os_support.mounts import pseudo_devices
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.changes.changed_paths import by_parent, with_parents
 from agent_checkpoint.workspace.changes.hard_links import HardLinks
-from agent_checkpoint.workspace.ignore.rule_files import rules_at, rules_in
-from agent_checkpoint.workspace.ignore.rules import Rules
+from agent_checkpoint.workspace.ignore.rule_files import rule_texts, rules_at
+from agent_checkpoint.workspace.ignore.rules import LARGEST_FILE, Rules
 from agent_checkpoint.workspace.safe_open import DirectoryOpener, EntryChanged, directory_below
 from agent_checkpoint.workspace.scan.dir_builder import DirBuilder, assemble
 from agent_checkpoint.workspace.scan.nested_stores import FORMAT_DIR, STORE_NAMES, is_store
@@ -25,6 +25,7 @@ from agent_checkpoint.workspace.scan.reading.entry_reader import ReadRequest, Re
 from agent_checkpoint.workspace.scan.reading.file_reader import FileReader
 from agent_checkpoint.workspace.tree.dir_state import (
     IGNORED,
+    READ_AGAIN,
     RULES,
     SIGNATURE,
     SPECIAL,
@@ -36,7 +37,7 @@ from agent_checkpoint.workspace.tree.dir_state import (
     signatures_by_name,
     stat_signature,
 )
-from agent_checkpoint.workspace.tree.tree_format import Get
+from agent_checkpoint.workspace.tree.tree_format import FILE, ContentHash, Get, Item
 
 STAGING = b".agent-checkpoint-restore"
 """The staging directory of restores, in the root; never captured."""
@@ -46,6 +47,7 @@ _SPECIALS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+_OLD_RULES = Note(UNREADABLE, "it was removed after its rules were applied")
 _STORE = Note(STORE, "a store of agent-checkpoint that is in use", stat.S_IFDIR)
 _TRIES = 3
 _TYPE = 0o170000
@@ -153,7 +155,8 @@ class TreeWalk:
             self._watch(fd, builder.path)  # before listing, so that no change is missed
         with os.scandir(fd) as entries:
             rows = sorted((os.fsencode(entry.name), entry) for entry in entries)
-        rules = rules_in(builder.path, fd, rules)
+        builder.rule_texts = texts = rule_texts(builder.path, fd, rules)
+        rules = rules.within(builder.path, texts) if texts else rules
         _note_invalid_rules(builder, rules)
         subdirs: list[bytes] = []
         device = self._device
@@ -321,12 +324,34 @@ class TreeWalk:
 
     def _assemble(self, builders: list[DirBuilder]) -> DirState:
         self._reader.settle()
+        for builder in builders:
+            self._compare_rules(builder)
         state = assemble(builders, self._get, self._writer.put)
         for builder in builders:
             self.lost.pop(builder.path, None)
             if builder.notes and (lost := {name for name, n in builder.notes.items() if n.is_loss}):
                 self.lost[builder.path] = lost
         return state
+
+    def _compare_rules(self, builder: DirBuilder) -> None:
+        """Have the next scan apply rule files that changed after they were applied.
+
+        If it found them as they were captured, it would keep the results of the old rules.
+        """
+        for name in self._rules.files(builder.path):
+            text, result = builder.rule_texts.get(name), builder.results.get(name)
+            if result is not None and result.item is not None:
+                is_applied = (
+                    result.item.type != FILE if text is None else _is_text_of(text, result.item)
+                )
+                if not is_applied:
+                    builder.results[name] = ReadResult(result.item, READ_AGAIN, result.note)
+            elif text is None or (result is None and name in builder.names):
+                continue  # unchanged
+            elif result is None:
+                builder.notes[name] = _OLD_RULES
+            elif result.note is None and not result.is_changing:
+                builder.results[name] = ReadResult(None, note=_OLD_RULES)
 
     def _rescan_changing(self, state: DirState, builders: list[DirBuilder]) -> DirState:
         """Scan again the entries whose type changed during the walk."""
@@ -360,6 +385,15 @@ def _note_invalid_rules(builder: DirBuilder, rules: Rules) -> None:
         error = rules.errors.get(builder.child(name))
         if error is not None:
             builder.notes[name] = Note(RULES, f"not all of it counts: {error}")
+
+
+def _is_text_of(text: bytes, item: Item) -> bool:
+    """Return whether an entry is a file with this content, as far as that was read."""
+    if len(text) > LARGEST_FILE:
+        return item.size > LARGEST_FILE
+    content = ContentHash()
+    content.add(text)
+    return content.id() == item.id
 
 
 def _not_listed(error: OSError) -> ReadResult:

@@ -235,6 +235,42 @@ def test_with_the_server_its_trials_end(server, private):
     assert trial.wait(60) == trial.end() == -signal.SIGKILL
 
 
+def is_dead(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_a_trial_ends_though_its_server_is_stopped(server, private, monkeypatch):
+    monkeypatch.setattr(trial_start, "_END_SECONDS", 0.1)
+    trial = start_trial(server.address, private, "/")
+    os.kill(server._process.pid, signal.SIGSTOP)
+    assert trial.end() == -signal.SIGKILL
+    wait_until(lambda: is_dead(trial._pid))
+
+
+def test_a_server_that_is_stopped_forks_nothing_later(server, private, monkeypatch):
+    wait_until(lambda: start_trial(server.address, private, "/").end())  # it has started
+    os.kill(server._process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(trial_start, "_ANSWER_SECONDS", 0.1)
+    trial = start_trial(server.address, private, "/")
+    assert isinstance(trial, TrialProcess)
+    os.kill(server._process.pid, signal.SIGCONT)
+    monkeypatch.undo()
+    other = private.with_name("other")
+    other.mkdir()
+    for name in ("job", "payload"):
+        (other / name).write_bytes((private / name).read_bytes())
+    later = start_trial(server.address, other, "/")
+    assert isinstance(later, ForkedTrial)
+    assert Path(
+        f"/proc/{server._process.pid}/task/{server._process.pid}/children"
+    ).read_text().split() == [str(later._pid)]
+    later.end()
+    trial.end()
+
+
 def test_what_is_no_request_is_dropped(server, private):
     for message in (b"", b"[", b"[]", b"{}", b"x" * 1000):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:

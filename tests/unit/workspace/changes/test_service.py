@@ -412,6 +412,73 @@ def test_a_change_of_mounts_during_a_scan(
         assert scans == ["stat pass"]
 
 
+def test_a_mount_between_the_answer_and_the_scan(
+    root: Path, manager: CheckpointManager, serve: Any, scans: "list[str]", monkeypatch: Any
+) -> None:
+    serve()
+    known(root, manager, scans)
+    made: list[str] = []
+
+    class Table(mounts.MountTable):
+        def __init__(self) -> None:
+            super().__init__()
+            self.known = len(made)
+
+        def have_changed(self) -> bool:
+            return len(made) != self.known
+
+    def mounted(*arguments: Any) -> "Answer | None":
+        answer = changes_since(*arguments)
+        made.append("a mount")
+        return answer
+
+    (root / "a" / "one").write_text("changed")
+    with Workspace(root, manager.store) as workspace:
+        with monkeypatch.context() as patch:
+            patch.setattr(scanner, "MountTable", Table)
+            patch.setattr(scanner, "changes_since", mounted)
+            workspace.snapshot()
+        assert scans == []
+        workspace.snapshot()
+        assert scans == ["stat pass"]
+
+
+def test_a_change_by_another_during_a_restore_with_too_many_changes(
+    root: Path, manager: CheckpointManager, serve: Any, scans: "list[str]", monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(journal, "_MOST_PATHS", 3)
+    serve()
+    known(root, manager, scans)
+    scan = scanner.Scanner.scan
+
+    def late(self: Any, *arguments: Any, **options: Any) -> Any:
+        if options.get("changed") is not None:  # the scan of what the restore changed
+            (root / "b" / "c" / "two").write_text("by another")
+        return scan(self, *arguments, **options)
+
+    with Workspace(root, manager.store) as workspace:
+        tree = workspace.snapshot()
+        for number in range(10):
+            (root / f"new{number}").write_text("x")
+        monkeypatch.setattr(scanner.Scanner, "scan", late)
+        workspace.restore(tree)
+        assert (root / "b" / "c" / "two").read_text() == "by another"
+        assert workspace.snapshot().id == full_scan(root)
+    assert is_partial(root, manager, scans)
+
+
+def test_a_rule_file_that_is_changed_through_another_link(
+    root: Path, manager: CheckpointManager, serve: Any, scans: "list[str]"
+) -> None:
+    (root / ".checkpointignore").write_text("none\n")
+    os.link(root / ".checkpointignore", root / "rules")
+    time.sleep(0.1)  # a file that was just written is read again
+    serve()
+    known(root, manager, scans)
+    (root / "rules").write_text("a\n")
+    assert not is_partial(root, manager, scans)
+
+
 def test_another_directory_at_the_path(
     root: Path, manager: CheckpointManager, serve: Any, scans: "list[str]"
 ) -> None:
@@ -548,11 +615,13 @@ def hostile(answers: "Callable[[bytes], bytes]", home: Path) -> "Iterator[None]"
                     with suppress(OSError):  # the client has gone
                         connection.sendall(answers(request))
 
-        thread = threading.Thread(target=run)
+        thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        yield
-        is_over.set()
-        thread.join()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
 
 
 RIGHT = encode_answer(Answer(Token(b"e" * 16, 1), ChangedPaths({b"a": {b"one"}}, set())))
@@ -620,6 +689,17 @@ def test_an_answer_that_does_not_come_is_none(
         ended.set()
 
 
+def test_an_answer_that_was_cut_off_is_none(root: Path, own_home: Path) -> None:
+    # The daemon was killed, or gave up on a client that had been stopped.
+    replaced = {b"a", b"b"}
+    answer = encode_answer(Answer(Token(b"e" * 16, 1), ChangedPaths({b"": replaced}, replaced)))
+    sizes = iter(range(len(answer) + 1))
+    for _ in hostile(lambda request: answer[: next(sizes)], own_home):
+        for _ in range(len(answer)):
+            assert asked(root, Token(b"e" * 16, 0)) is None
+        assert asked(root, Token(b"e" * 16, 0)) is not None
+
+
 def test_another_user_gets_no_answer(
     root: Path, serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -680,14 +760,14 @@ def test_another_mount_namespace_gets_no_answer(root: Path, serve: Any, is_priva
 # -- any changes ---------------------------------------------------------------------------------
 
 
-def change(root: Path, draw: random.Random) -> None:
-    """Change something below a directory at random."""
+def change(root: Path, draw: random.Random, kinds: int = 10) -> None:
+    """Change something below a directory at random; only the first kinds of changes."""
     directories = [Path(place) for place, _, _ in os.walk(root)]
     paths = [Path(place, name) for place, _, names in os.walk(root) for name in names]
     files = [path for path in paths if not path.is_symlink()]
     place = draw.choice(directories)
     new = place / draw.choice("pqrstu")
-    kind = draw.randrange(10)
+    kind = draw.randrange(kinds)
     if kind <= 2 and files:
         draw.choice(files).write_text(str(draw.random()))
     elif kind == 3 and not new.exists() and not new.is_symlink():
@@ -732,3 +812,28 @@ def test_new_processes_see_what_a_full_scan_sees(
         partial += is_partial(root, manager, scans)
     living.close()
     assert partial >= 5
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_changes_at_the_same_time_are_seen_at_the_next_snapshot(
+    root: Path, manager: CheckpointManager, serve: Any, scans: "list[str]", seed: int
+) -> None:
+    draw = random.Random(seed)
+    serve()
+    known(root, manager, scans)
+
+    def write(draw: random.Random) -> None:
+        for _ in range(draw.randrange(30)):
+            if draw.random() < 0.1:
+                rules = draw.choice(["p\n", "q\n", "*/one\n", ""])
+                (root / ".checkpointignore").write_text(rules)
+            with suppress(OSError):  # a part of it was moved
+                change(root, draw, 8)  # no links: a write through an ignored one has no event
+
+    for _ in range(15):
+        writer = threading.Thread(target=write, args=(random.Random(draw.random()),))
+        writer.start()
+        for _ in range(draw.randrange(1, 4)):
+            snapshot(root, manager)
+        writer.join()
+        is_partial(root, manager, scans)

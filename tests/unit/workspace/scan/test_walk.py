@@ -5,12 +5,13 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent_checkpoint import CheckpointManager, Workspace, WorkspaceError
 from agent_checkpoint.errors import StorageError
-from agent_checkpoint.workspace.scan import scanner
+from agent_checkpoint.workspace.scan import scanner, walk
 from agent_checkpoint.workspace.scan.reading import entry_reader
 from agent_checkpoint.workspace.scan.scan_cache import ScanCache
 from agent_checkpoint.workspace.tree.snapshot import Tree
@@ -148,6 +149,34 @@ def test_rules_of_a_directory_that_moved_hold_where_it_is_now(root: Path) -> Non
         (root / "a" / "b").rename(root / "c")
         (root / "a" / "y").write_text("elsewhere")
         assert ws.snapshot().files == 3
+
+
+@pytest.mark.parametrize("when", ["before it is read", "before its stat"])
+@pytest.mark.parametrize("new", ["", "*.log\n", None])
+def test_rules_that_change_after_they_were_applied_hold_at_the_next_scan(
+    ws: Workspace, new: "str | None", when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = ws.path / ".checkpointignore"
+    (ws.path / "debug.log").write_text("noise")
+    (ws.path / "kept").write_text("kept")
+    rules.write_text("kept\n")
+    changed: list[bytes] = []
+    place = walk.TreeWalk if when == "before it is read" else walk
+    name = "_read_changed" if when == "before it is read" else "_note_invalid_rules"
+    real = getattr(place, name)
+
+    def late(*arguments: Any) -> None:
+        if not changed:
+            changed.append(b"")
+            rules.unlink() if new is None else rules.write_text(new)
+            time.sleep(0.05)  # so that the file does not count as being written
+        real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, late)
+        ws.snapshot()
+    assert changed
+    assert sees_everything(ws)
 
 
 # -- looks that fail -----------------------------------------------------------------------------
