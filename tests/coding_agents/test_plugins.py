@@ -52,12 +52,14 @@ def test_every_call_is_saved(program: Program) -> None:
     rows = program.command("rewind")["checkpoints"]
     program.command("rewind", rows[-1]["id"], "--yes")
     assert program.files() == []
-    (found,) = [
-        row
-        for row in program.command("hook", "status")["agents"]
-        if (row["agent"], row["scope"]) == (program.agent, "user")
-    ]
-    assert found["last_checkpoint"] is not None
+    rows = program.command("hook", "status")["agents"]
+    found = {row["scope"]: row for row in rows if row["agent"] == program.agent}
+    assert found["user"]["last_checkpoint"] is not None
+    is_plugin = not isinstance(program, (OpenCode, Cline, Goose))
+    assert found["user"]["installed"] != is_plugin
+    if is_plugin:
+        assert found["user"]["problems"] == []
+        assert found["plugin"]["installed"]
 
 
 SKILLS = {
