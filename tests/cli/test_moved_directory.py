@@ -204,6 +204,23 @@ def test_two_directories_that_were_swapped(shared: Shared, tmp_path: Path) -> No
     assert (one / "other.py").read_text() == "two\n"
 
 
+def test_a_directory_that_was_moved_away_and_back(tmp_path: Path) -> None:
+    place, elsewhere, aside = tmp_path / "place", tmp_path / "elsewhere", tmp_path / "aside"
+    place.mkdir()
+    first = own_key(place)
+    place.rename(elsewhere)
+    assert run("log", at=elsewhere).status == 0  # nothing is saved there
+    place.mkdir()
+    second = own_key(place)
+    assert second != first
+    place.rename(aside)
+    elsewhere.rename(place)
+    # The latest key of the path is of the directory that was there meanwhile.
+    assert own_key(place) == first
+    assert own_key(aside) == second
+    assert own_key(place) == first
+
+
 def test_the_page_knows_after_the_first_command(shared: Shared, tmp_path: Path) -> None:
     begin(shared)
     before = move(shared, tmp_path / "renamed")

@@ -103,7 +103,7 @@ def _find(store: Store, directories: list[Path]) -> tuple[dict[Path, list[Direct
                 others.add(key)
             if directory is None:
                 continue
-            if before != directory:
+            if before != directory or (is_still_at(place) and moved.has_left(place)):
                 arrived.add(directory)
             entry = DirectoryKey(_last_saved(store, head), key, SESSION_PART in head.parts, is_own)
             rows.append((directory, entry, before == directory and not is_still_at(place)))
