@@ -137,11 +137,8 @@ def unverified_keys(store: Store, directory: Path) -> list[UnverifiedKey]:
     for key in store.list_keys():
         head = newest_readable(store, key)
         try:
-            if (
-                head is None
-                or not _claims(store, head, directory)
-                or is_directory_key(store, head, directory)
-            ):
+            # A verified one that is not of this directory is of one that was moved.
+            if head is None or not _claims(store, head, directory) or _is_verified(store, head):
                 continue
         except UNUSABLE:
             continue  # `verify` reports it
