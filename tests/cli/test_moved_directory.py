@@ -169,7 +169,9 @@ def test_a_new_directory_at_the_old_path(shared: Shared, tmp_path: Path) -> None
     before = move(shared, tmp_path / "renamed")
     assert run("log", at=shared.place).status == 0
     before.mkdir()
-    assert run("log", at=before).status != 0
+    refused = run("log", at=before)
+    assert refused.status != 0
+    assert "--mine" not in refused.err  # it would take the history from the moved one
     assert own_key(before) == f"workspace:{before}//2"
     assert own_key(shared.place) == f"workspace:{before}"
     assert run("rewind", at=before).status != 0
@@ -202,6 +204,23 @@ def test_two_directories_that_were_swapped(shared: Shared, tmp_path: Path) -> No
     done = run("rewind", "@2", "--yes", "--json", at=two)
     assert done.data["directory"] == str(two)
     assert (one / "other.py").read_text() == "two\n"
+
+
+def test_a_directory_that_was_moved_away_and_back(tmp_path: Path) -> None:
+    place, elsewhere, aside = tmp_path / "place", tmp_path / "elsewhere", tmp_path / "aside"
+    place.mkdir()
+    first = own_key(place)
+    place.rename(elsewhere)
+    assert run("log", at=elsewhere).status == 0  # nothing is saved there
+    place.mkdir()
+    second = own_key(place)
+    assert second != first
+    place.rename(aside)
+    elsewhere.rename(place)
+    # The latest key of the path is of the directory that was there meanwhile.
+    assert own_key(place) == first
+    assert own_key(aside) == second
+    assert own_key(place) == first
 
 
 def test_the_page_knows_after_the_first_command(shared: Shared, tmp_path: Path) -> None:

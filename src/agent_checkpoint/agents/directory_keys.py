@@ -103,7 +103,7 @@ def _find(store: Store, directories: list[Path]) -> tuple[dict[Path, list[Direct
                 others.add(key)
             if directory is None:
                 continue
-            if before != directory:
+            if before != directory or (is_still_at(place) and moved.has_left(place)):
                 arrived.add(directory)
             entry = DirectoryKey(_last_saved(store, head), key, SESSION_PART in head.parts, is_own)
             rows.append((directory, entry, before == directory and not is_still_at(place)))
@@ -137,11 +137,8 @@ def unverified_keys(store: Store, directory: Path) -> list[UnverifiedKey]:
     for key in store.list_keys():
         head = newest_readable(store, key)
         try:
-            if (
-                head is None
-                or not _claims(store, head, directory)
-                or is_directory_key(store, head, directory)
-            ):
+            # A verified one that is not of this directory is of one that was moved.
+            if head is None or not _claims(store, head, directory) or _is_verified(store, head):
                 continue
         except UNUSABLE:
             continue  # `verify` reports it

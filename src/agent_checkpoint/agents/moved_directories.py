@@ -50,6 +50,10 @@ class MovedDirectories:
         """Return whether a directory may have been moved. A quick check: nothing is verified."""
         return place.identity in self._near or place in self._moves
 
+    def has_left(self, place: SavedPlace) -> bool:
+        """Return whether a directory was elsewhere since it was saved; it may be back."""
+        return place in self._moves
+
     def present_path(self, place: SavedPlace) -> str:
         """Return where a directory is now; its old path if nothing else is known.
 
