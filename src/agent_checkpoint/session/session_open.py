@@ -15,7 +15,6 @@ from agent_checkpoint import telemetry
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.backends.registry import open_named
 from agent_checkpoint.core.codec.pickles import check_pickles
-from agent_checkpoint.core.external_snapshot import External
 from agent_checkpoint.errors import (
     ConflictError,
     Hint,
@@ -252,7 +251,7 @@ class SessionOpener:
             return
         live = self._state.live_parts()
         for name, part in live.items():
-            if isinstance(part, External) and name in head.parts:
+            if _is_external(part) and name in head.parts:
                 raise InvalidInputError(
                     f"The session {short_repr(self._state.key)} has a snapshot of the "
                     f"external part {short_repr(name)}, but {IMPORTED}. Pass rebind=True if you "
@@ -327,7 +326,7 @@ class SessionOpener:
         targets = {
             name: part
             for name, part in live.items()
-            if name in head.parts and isinstance(part, External) == external
+            if name in head.parts and _is_external(part) == external
         }
         results = restore_parts(head.parts, targets, reader=self._store.reader(head))
         for name, result in results.items():
@@ -345,7 +344,7 @@ class SessionOpener:
         """
         for name, part in self._state.live_parts().items():
             tag = head.parts.get(name)
-            if isinstance(part, External) and isinstance(tag, dict) and OBJECT in tag:
+            if _is_external(part) and isinstance(tag, dict) and OBJECT in tag:
                 part.handle_in(ObjectRef(str(tag[OBJECT]), self._store.backend))
         theirs = {name: tree for name, tree in head.parts.items() if name.startswith(SUBAGENTS)}
         if theirs and is_elsewhere:
@@ -400,6 +399,13 @@ class SessionOpener:
             state.record.drift = [*drift.added, *drift.removed, *drift.changed][:_MAX_NAMED]
             state.save(kind=Kind.DRIFT, label="files that others have changed")
             state.record.drift = []
+
+
+def _is_external(part: Any) -> bool:
+    with block_forks():
+        from agent_checkpoint.core.external_snapshot import External  # slow to load
+
+    return isinstance(part, External)
 
 
 def _binding(record: SessionRecord) -> tuple[str, str | None, str | None]:

@@ -100,7 +100,7 @@ class FormatRecord:
 
 
 def _check_installed(features: list[str]) -> None:
-    if features and compression.zstd is None:
+    if features and compression.load_zstd() is None:
         raise FormatError(
             "The store uses zstd compression, but zstd is not installed. "
             f"{compression.INSTALL_ZSTD}."

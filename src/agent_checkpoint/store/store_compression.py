@@ -39,7 +39,7 @@ class ObjectCodecs:
             FormatError: an object is compressed with zstd, which is not installed.
             StorageError: the medium failed.
         """
-        if compression.zstd is not None or not self._backend.properties.can_repack:
+        if compression.find_zstd() is not None or not self._backend.properties.can_repack:
             return
         found, total, position = self._backend.find_objects(compression.ZSTD_CODEC, self._known())
         if found:
@@ -59,7 +59,7 @@ class ObjectCodecs:
         Raises:
             StorageError: the medium failed.
         """
-        if compression.zstd is None or not self._backend.properties.can_repack:
+        if compression.load_zstd() is None or not self._backend.properties.can_repack:
             return 0
         found, total, position = self._backend.find_objects(compression.ZSTD_CODEC, self._known())
         done = 0
