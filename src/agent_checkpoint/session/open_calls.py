@@ -15,7 +15,7 @@ from agent_checkpoint.errors import StateMismatchError
 from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import ExactText
 
-_REF = re.compile(r"[0-9a-f]{12}")
+_REF = r"[0-9a-f]{12}"
 
 
 class OpenCall(NamedTuple):
@@ -138,7 +138,7 @@ class OpenCalls:
 
 def row_ref(ref: str) -> str | int:
     """Return a ref as a row has it: a number, because `redact=` may match a string."""
-    return int(ref, 16) if _REF.fullmatch(ref) else ref
+    return int(ref, 16) if re.fullmatch(_REF, ref) else ref
 
 
 def _checked(row: Any, *types: type) -> list[Any]:

@@ -24,7 +24,6 @@ from agent_checkpoint.errors import (
     Suspended,
     WorkspaceError,
 )
-from agent_checkpoint.formatting import format_count
 from agent_checkpoint.manager.checkpoint_parts import check_text
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.options import (
@@ -242,6 +241,7 @@ class Session(SessionAgent):
     def notices(self) -> list[str]:
         """Messages for the agent: effects that its state does not contain, and problems."""
         with block_forks():
+            from agent_checkpoint.formatting import format_count
             from agent_checkpoint.session.rollback.rollback_report import (
                 compensated_notice,
                 still_compensated,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from agent_checkpoint import telemetry
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.backends.registry import open_named
-from agent_checkpoint.core.codec.pickles import check_pickles
 from agent_checkpoint.errors import (
     ConflictError,
     Hint,
@@ -350,6 +349,9 @@ class SessionOpener:
         if theirs and is_elsewhere:
             reader = self._store.reader(head)
             reader.fetch(theirs.values())
+            with block_forks():
+                from agent_checkpoint.core.codec.pickles import check_pickles
+
             for name, tree in theirs.items():
                 check_pickles(resolve_tree(tree, reader), name)
 

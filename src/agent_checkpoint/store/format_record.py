@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent_checkpoint.backends.base import Backend
-from agent_checkpoint.backends.wrappers.encryption_keys import ENCRYPTED, FORMAT_STREAM
+from agent_checkpoint.backends.base import ENCRYPTED, FORMAT_STREAM, Backend
 from agent_checkpoint.errors import (
     ConflictError,
     EncryptionKeyError,

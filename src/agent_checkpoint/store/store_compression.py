@@ -13,11 +13,11 @@ from contextlib import suppress
 from typing import Any
 
 from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import UNUSABLE, FormatError, StorageError
 from agent_checkpoint.store.checkpoint_entries import append_record, open_entry
 from agent_checkpoint.store.objects import compression
 from agent_checkpoint.store.objects.object_format import in_batches, plain_object
-from agent_checkpoint.store.reachability import read_or_reason
 from agent_checkpoint.store.sealed_streams import read_entries
 
 _STREAM = "meta/codecs"
@@ -61,6 +61,9 @@ class ObjectCodecs:
         """
         if compression.load_zstd() is None or not self._backend.properties.can_repack:
             return 0
+        with block_forks():
+            from agent_checkpoint.store.reachability import read_or_reason
+
         found, total, position = self._backend.find_objects(compression.ZSTD_CODEC, self._known())
         done = 0
         plain = (

@@ -16,7 +16,7 @@ from agent_checkpoint.store.objects.splitting import BlobValue
 INT_LIMIT = 2**63
 BLOB_FROM = 1024
 
-_ESCAPED = re.compile(r"(?:[ -\[\]-~]|\\(?:[\\tnr]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}))*")
+_ESCAPED = r"(?:[ -\[\]-~]|\\(?:[\\tnr]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}))*"
 
 
 class Leaf(NamedTuple):
@@ -62,7 +62,7 @@ def _decode_float(data: str) -> float:
 
 def decode_text(data: str) -> str:
     """Decode a string with escapes, as `encode_text` writes it. Raises ValueError."""
-    if _ESCAPED.fullmatch(data) is None:
+    if re.fullmatch(_ESCAPED, data) is None:
         raise ValueError("invalid escape sequence")
     return data.encode("ascii").decode("unicode_escape")
 

@@ -21,7 +21,6 @@ from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths, WatchError
 from agent_checkpoint.workspace.changes.hard_links import HardLinks
-from agent_checkpoint.workspace.changes.overlay_upper import OverlayUpper
 from agent_checkpoint.workspace.changes.served import Token, changes_since
 from agent_checkpoint.workspace.ignore.rules import CHECKPOINTIGNORE, GITIGNORE, Rules
 from agent_checkpoint.workspace.safe_open import EntryChanged
@@ -30,13 +29,13 @@ from agent_checkpoint.workspace.scan.index_position import Position
 from agent_checkpoint.workspace.scan.nested_stores import is_store
 from agent_checkpoint.workspace.scan.scan_cache import ScanCache, collection_paused
 from agent_checkpoint.workspace.scan.snapshot_limit import SnapshotLimit
-from agent_checkpoint.workspace.scan.stat_pass import StatPass
 from agent_checkpoint.workspace.scan.walk import TreeWalk
 from agent_checkpoint.workspace.tree.dir_state import DirState
 from agent_checkpoint.workspace.tree.snapshot import objects_from
 
 if TYPE_CHECKING:
     from agent_checkpoint.workspace.changes.inotify import Watcher
+    from agent_checkpoint.workspace.changes.overlay_upper import OverlayUpper
 
 _FULL_SCAN_AFTER = 60.0
 """Seconds between full scans. Writes by mmap and through hard links outside raise no event."""
@@ -299,6 +298,11 @@ class Scanner:
             return None
         source = None if self._watches_all else self._source
         try:
+            with block_forks():
+                from agent_checkpoint.workspace.scan.stat_pass import (
+                    StatPass,  # not in a first scan
+                )
+
             stat_pass = StatPass(root, None if source is None else source.add)
             stat_pass.run(known)
             names, replaced = stat_pass.changed
