@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 from weakref import WeakSet
 
-from agent_checkpoint.core.codec.encode import ENCODERS, ItemEncoder
+from agent_checkpoint.core.codec.encode import ENCODERS, LOG_ITEMS, LOGS, ItemEncoder
 from agent_checkpoint.core.codec.save_policy import SavePolicy
 from agent_checkpoint.core.copying import (
     CONSTANTS,
@@ -397,5 +397,7 @@ ENCODERS[ImmutableList] = ENCODERS[list]
 ENCODERS[Log] = lambda encoder, log, depth: {
     "$log": log.frozen(ItemEncoder(encoder.types, depth, encoder.policy))
 }
+LOGS.append(Log)
+LOG_ITEMS.append(LogItems)
 SEQUENCES[Log] = lambda _, items: log_of(items)
 ITEMS[Log] = raw_items

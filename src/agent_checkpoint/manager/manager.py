@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from copy import copy
 from functools import partial
 from itertools import islice
 from types import TracebackType
@@ -909,6 +908,9 @@ def with_policy(
     """
     if pickles is None and redact is None:
         return manager
+    with block_forks():
+        from copy import copy
+
     other, policy = copy(manager), manager.policy
     redactor = policy.redactor if redact is None else _redactor(redact)
     other.policy = save_policy(manager.fmt, pickles or policy.pickles, redactor)

@@ -385,3 +385,8 @@ ENCODERS: dict[type, Callable[[Encoder, Any, int], JsonValue]] = {
     ExactText: lambda encoder, value, depth: value,
 }
 """The container types. `core.log` adds its own."""
+
+LOGS: list[type] = []
+"""The class of logs; `core.log` adds it, so that a state without logs does not load it."""
+LOG_ITEMS: list[type] = []
+"""The class of their items in a tree, with the member `path`; `core.log` adds it."""

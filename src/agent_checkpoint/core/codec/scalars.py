@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Callable
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
 
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import JsonValue
 from agent_checkpoint.store.canonical_json import exact_float
-from agent_checkpoint.store.objects.splitting import BlobValue
+from agent_checkpoint.store.objects.splitting import BlobValue, as_base64
 
 INT_LIMIT = 2**63
 BLOB_FROM = 1024
@@ -69,12 +69,17 @@ def decode_text(data: str) -> str:
 
 def encode_bytes(value: bytes | bytearray) -> Any:
     """Return bytes as base64; large ones as a BlobValue, which a store writes as an object."""
-    return BlobValue(bytes(value)) if len(value) >= BLOB_FROM else base64.b64encode(value).decode()
+    return BlobValue(bytes(value)) if len(value) >= BLOB_FROM else as_base64(value)
 
 
 def decode_bytes(data: str | bytes) -> bytes:
     """Decode the result of `encode_bytes`. Raises ValueError."""
-    return data if isinstance(data, bytes) else base64.b64decode(data, validate=True)
+    if isinstance(data, bytes):
+        return data
+    with block_forks():
+        from base64 import b64decode  # a save does not need it
+
+    return b64decode(data, validate=True)
 
 
 def _encode_complex(value: complex) -> JsonValue:

@@ -25,7 +25,6 @@ from agent_checkpoint.workspace.changes.served import Token, changes_since
 from agent_checkpoint.workspace.ignore.rules import CHECKPOINTIGNORE, GITIGNORE, Rules
 from agent_checkpoint.workspace.safe_open import EntryChanged
 from agent_checkpoint.workspace.scan.file_reader import FileReader
-from agent_checkpoint.workspace.scan.index_position import Position
 from agent_checkpoint.workspace.scan.nested_stores import is_store
 from agent_checkpoint.workspace.scan.scan_cache import ScanCache, collection_paused
 from agent_checkpoint.workspace.scan.snapshot_limit import SnapshotLimit
@@ -183,6 +182,9 @@ class Scanner:
         position = None
         # A mount that was there for a moment may have hidden files from the scan.
         if self._token and self._mounts and not self._mounts.have_changed():
+            with block_forks():
+                from agent_checkpoint.workspace.scan.index_position import Position
+
             position = Position(self._token, self._last_full_scan, self._links)
         is_watching = self._source is not None
         self._cache.keep(
