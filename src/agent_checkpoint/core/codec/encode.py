@@ -386,7 +386,7 @@ ENCODERS: dict[type, Callable[[Encoder, Any, int], JsonValue]] = {
 }
 """The container types. `core.log` adds its own."""
 
-LOGS: list[type] = []
+LOGS: list[type[Any]] = []
 """The class of logs; `core.log` adds it, so that a state without logs does not load it."""
-LOG_ITEMS: list[type] = []
+LOG_ITEMS: list[type[Any]] = []
 """The class of their items in a tree, with the member `path`; `core.log` adds it."""
