@@ -85,8 +85,8 @@ if TYPE_CHECKING:
     from agent_checkpoint.session.tools.tool import tool as tool
     from agent_checkpoint.store.archive.store_copy import CopyReport as CopyReport
     from agent_checkpoint.store.archive.store_copy import copy as copy
-    from agent_checkpoint.store.ledger.ledger_state import ApprovalRequest as ApprovalRequest
-    from agent_checkpoint.store.ledger.ledger_state import Effect as Effect
+    from agent_checkpoint.store.ledger.ledger_calls import ApprovalRequest as ApprovalRequest
+    from agent_checkpoint.store.ledger.ledger_calls import Effect as Effect
     from agent_checkpoint.store.maintenance.gc import GcReport as GcReport
     from agent_checkpoint.store.maintenance.purge import PurgeReport as PurgeReport
     from agent_checkpoint.store.maintenance.retention import KeepBest as KeepBest
@@ -178,7 +178,7 @@ _OWNERS = {
     "session.subagent": ("Subagent",),
     "session.tools.tool": ("tool",),
     "store.archive.store_copy": ("CopyReport", "copy"),
-    "store.ledger.ledger_state": ("ApprovalRequest", "Effect"),
+    "store.ledger.ledger_calls": ("ApprovalRequest", "Effect"),
     "store.maintenance.gc": ("GcReport",),
     "store.maintenance.purge": ("PurgeReport",),
     "store.maintenance.retention": (

@@ -78,8 +78,8 @@ SAME_CONTENT = frozenset({Kind.ROLLBACK, Kind.FORK, Kind.OPEN})
 
 MAX_KEY_BYTES = 1024
 
-_ID = re.compile(r"(?P<key>.+)_(?P<ns>[0-9]{1,20})-(?P<seq>[1-9][0-9]{0,18})", re.DOTALL)
-_STREAM = re.compile(r"(key|fx|meta)/[^\ud800-\udfff]+")
+_ID = r"(?P<key>.+)_(?P<ns>[0-9]{1,20})-(?P<seq>[1-9][0-9]{0,18})"
+_STREAMS = ("key", "fx", "meta")
 _OBJECT_ID = re.compile(r"[0-9a-f]{64}")
 
 _NO_METRICS: Mapping[str, float] = {}
@@ -256,7 +256,7 @@ def draft_from(source: Checkpoint, key: str, kind: CheckpointKind) -> Draft:
 
 def parse_checkpoint_id(text: str) -> CheckpointId | None:
     """Parse a checkpoint id; return None if the string is not a checkpoint id."""
-    match = _ID.fullmatch(text)
+    match = re.fullmatch(_ID, text, re.DOTALL)
     if match is None:
         return None
     return CheckpointId(match["key"], int(match["ns"]), int(match["seq"]))
@@ -304,7 +304,19 @@ def check_object_id(object_id: str) -> str:
 
 def is_stream(stream: object) -> bool:
     """Return whether a value is a stream name: `key/…`, `fx/…` or `meta/…`, valid UTF-8."""
-    return isinstance(stream, str) and _STREAM.fullmatch(stream) is not None
+    if not isinstance(stream, str):
+        return False
+    kind, _, name = stream.partition("/")
+    return kind in _STREAMS and name != "" and is_utf8(name)
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether a string can be stored as UTF-8: it has no surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_stream(stream: str) -> str:

@@ -93,7 +93,7 @@ def with_zstd(expected: dict[str, Any], parts: dict[str, Any]) -> None:
         sys.exit("there is no zstd here: install backports.zstd first")
     manager = CheckpointManager(backend="sqlite", path=HERE / "sqlite-zstd")
     packing = patch.object(Store, "_compression", lambda self: "zstd")
-    with patch.object(compression, "zstd", REAL_ZSTD), packing, manager:
+    with patch.object(compression, "find_zstd", REAL_ZSTD), packing, manager:
         manager.save("packed", {"text": "zstd " * 2000, "step": 1})
         expected["sqlite-zstd"] = rows(manager, parts)
 
@@ -163,7 +163,8 @@ def fixed() -> Iterator[None]:
         patch.object(time, "time", lambda: next(clock) / 1e9),
         patch.object(importer, "_this_process", lambda: "elsewhere/2/2"),
         patch.object(secrets, "token_hex", lambda size: noise.randbytes(size).hex()),
-        patch.object(compression, "zstd", None),
+        patch.object(os, "urandom", noise.randbytes),
+        patch.object(compression, "find_zstd", lambda: None),
         patch.object(sqlite, "LOOSE_FROM", subjects.LOOSE_BYTES),
         patch.object(chunking, "is_installed", lambda: False),
         patch.object(Workspace, "key", "workspace:/golden"),
@@ -171,7 +172,7 @@ def fixed() -> Iterator[None]:
         yield
 
 
-REAL_ZSTD = compression.zstd
+REAL_ZSTD = compression.find_zstd
 
 if __name__ == "__main__":
     main()

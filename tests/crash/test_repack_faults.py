@@ -22,7 +22,7 @@ from tests.backends.full_disks import fill, small_disk
 from tests.crash.fault_process import CHANGES, OPENS, FaultProcess, places, say
 from tests.crash.sweeping import Failures
 
-pytestmark = pytest.mark.skipif(compression.zstd is None, reason="zstd is not installed")
+pytestmark = pytest.mark.skipif(compression.load_zstd() is None, reason="zstd is not installed")
 HERE = "tests.crash.test_repack_faults"
 BACKENDS = ["sqlite", "file"]
 FAULTS = {

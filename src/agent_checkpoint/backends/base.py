@@ -13,6 +13,11 @@ from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.options import Compression, Durability, check_option
 from agent_checkpoint.records import Entry, ObjectInfo, short_repr
 
+FORMAT_STREAM = "meta/format"
+"""The stream with the format record of a store."""
+ENCRYPTED = "encrypted"
+"""The feature in the format record of an encrypted store. Version 0.1 refuses such a store."""
+
 NO_OBJECTS: Mapping[str, bytes] = MappingProxyType({})
 
 

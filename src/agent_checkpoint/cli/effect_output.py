@@ -9,7 +9,7 @@ from agent_checkpoint.cli.output import format_time, json_fields, one_line
 from agent_checkpoint.errors import UNUSABLE, InvalidInputError, NotFoundError
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.ledger.ledger import Ledger
-from agent_checkpoint.store.ledger.ledger_state import ApprovalRequest, Effect
+from agent_checkpoint.store.ledger.ledger_calls import ApprovalRequest, Effect
 from agent_checkpoint.store.ledger.lineage import lineages
 from agent_checkpoint.store.store import Store
 

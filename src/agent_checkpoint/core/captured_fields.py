@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.core.class_names import ask_class
 from agent_checkpoint.core.path_errors import PathError, cause_text
-from agent_checkpoint.core.stateful import META, VERSION_FORM
+from agent_checkpoint.core.stateful import META, is_version
 from agent_checkpoint.records import short_repr
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def version_of(value: Checkpointable | type) -> str:
                 f"cannot be rebuilt: {value.__qualname__}._checkpoint_version() must work without "
                 f"an instance ({error})."
             ) from error
-    if VERSION_FORM.fullmatch(str(version)) is None:
+    if not is_version(str(version)):
         raise PathError(
             f"has the version {short_repr(version)}: _checkpoint_version() must return dotted "
             "numbers such as '2.0'."

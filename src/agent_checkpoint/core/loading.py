@@ -19,9 +19,10 @@ from agent_checkpoint.core.captured_fields import (
     version_of,
 )
 from agent_checkpoint.core.class_names import canonical, find_class, name_of
-from agent_checkpoint.core.codec.decode import Decoded, decode
+from agent_checkpoint.core.codec.decode import TAG_HANDLERS, Decoded, decode
 from agent_checkpoint.core.codec.type_hints import hinted_types
 from agent_checkpoint.core.copying import rebuild_nested, snapshot
+from agent_checkpoint.core.immutable import immutable_json
 from agent_checkpoint.core.live_objects import LiveObjects
 from agent_checkpoint.core.log import Log, log_of, replace_items
 from agent_checkpoint.core.migrations import migrate
@@ -48,6 +49,9 @@ from agent_checkpoint.store.objects.references import ObjectRef
 
 if TYPE_CHECKING:
     from agent_checkpoint.core.checkpointable import Checkpointable
+
+
+TAG_HANDLERS["$log"] = lambda decoder, payload: log_of(decoder.items(payload, immutable_json))
 
 
 def load(target: Checkpointable, state: dict[str, Any], *, strict: bool) -> LoadResult:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 from weakref import WeakSet
 
-from agent_checkpoint.core.codec.decode import TAG_HANDLERS
-from agent_checkpoint.core.codec.encode import ENCODERS, ItemEncoder
+from agent_checkpoint.core.codec.encode import ENCODERS, LOG_ITEMS, LOGS, ItemEncoder
 from agent_checkpoint.core.codec.save_policy import SavePolicy
 from agent_checkpoint.core.copying import (
     CONSTANTS,
@@ -18,7 +17,7 @@ from agent_checkpoint.core.copying import (
     copied,
     immutable_copy,
 )
-from agent_checkpoint.core.immutable import ImmutableDict, ImmutableList, immutable_json
+from agent_checkpoint.core.immutable import ImmutableDict, ImmutableList
 from agent_checkpoint.core.path_errors import ITEMS, PathError, as_state_error
 from agent_checkpoint.core.stateful import LoadResult
 from agent_checkpoint.errors import ImmutableError, InvalidInputError, StateMismatchError
@@ -398,6 +397,7 @@ ENCODERS[ImmutableList] = ENCODERS[list]
 ENCODERS[Log] = lambda encoder, log, depth: {
     "$log": log.frozen(ItemEncoder(encoder.types, depth, encoder.policy))
 }
-TAG_HANDLERS["$log"] = lambda decoder, payload: log_of(decoder.items(payload, immutable_json))
+LOGS.append(Log)
+LOG_ITEMS.append(LogItems)
 SEQUENCES[Log] = lambda _, items: log_of(items)
 ITEMS[Log] = raw_items

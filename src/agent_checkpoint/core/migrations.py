@@ -12,7 +12,7 @@ from typing import Any
 
 from agent_checkpoint.core.class_names import canonical
 from agent_checkpoint.core.path_errors import PathError, cause_text
-from agent_checkpoint.core.stateful import CLASS, VERSION, VERSION_FORM, StateDict
+from agent_checkpoint.core.stateful import CLASS, VERSION, StateDict, is_version
 from agent_checkpoint.errors import InvalidInputError, MigrationError
 from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import short_repr
@@ -210,7 +210,7 @@ def _version(text: object, class_name: str) -> Version:
 
 def parse_version(text: object) -> Version:
     """Return the numbers of a version, without zeros at its end. Raises InvalidInputError."""
-    if not isinstance(text, str) or VERSION_FORM.fullmatch(text) is None:
+    if not isinstance(text, str) or not is_version(text):
         raise InvalidInputError(
             f"{short_repr(text)} is not a version. Use dotted numbers such as '2.0'."
         )

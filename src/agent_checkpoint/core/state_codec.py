@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.core.captured_fields import is_checkpointable
-from agent_checkpoint.core.codec.encode import NewWriter, encode, encode_as_pickle
+from agent_checkpoint.core.codec.encode import LOG_ITEMS, LOGS, NewWriter, encode, encode_as_pickle
 from agent_checkpoint.core.codec.save_policy import NO_POLICY, SavePolicy
-from agent_checkpoint.core.copying import snapshot
-from agent_checkpoint.core.log import Log, LogItems
 from agent_checkpoint.core.path_errors import as_state_error, cause_text, key_segment
 from agent_checkpoint.core.stateful import writes_own_objects
 from agent_checkpoint.errors import StateError
@@ -52,9 +51,10 @@ def encode_state(
 def _encode(
     subject: Any, path: str, fmt: StateFormat, new_writer: NewWriter | None, policy: SavePolicy
 ) -> JsonValue:
-    if writes_own_objects(subject) and not isinstance(subject, Log):
+    is_log = isinstance(subject, tuple(LOGS))
+    if writes_own_objects(subject) and not is_log:
         return encode(subject, path, new_writer, policy)  # its objects are never pickled
-    if fmt == "json" and (is_checkpointable(subject) or isinstance(subject, Log)):
+    if fmt == "json" and (is_log or is_checkpointable(subject)):
         return encode(subject, path, new_writer, policy)  # from the live object, without a copy
     if isinstance(subject, dict):
         if fmt == "json":
@@ -69,16 +69,20 @@ def _encode(
 def _name_logs(tree: Any, path: str) -> None:
     """Tell the logs of a part how messages refer to them: they are written later."""
     members = tree.get("$state", tree) if isinstance(tree, dict) else {}
-    if isinstance(members.get("$log"), LogItems):
+    log_items = tuple(LOG_ITEMS)
+    if isinstance(members.get("$log"), log_items):
         members["$log"].path = path
         return
     for name, member in members.items():
-        items = member.get("$log") if isinstance(member, dict) else None
-        if isinstance(items, LogItems):
+        items: Any = member.get("$log") if isinstance(member, dict) else None
+        if isinstance(items, log_items):
             items.path = path + key_segment(name)
 
 
 def _pickle_dict(subject: dict[str, Any], path: str) -> JsonValue:
+    with block_forks():
+        from agent_checkpoint.core.copying import snapshot  # slow to load
+
     with as_state_error(path, subject):
         state = snapshot(subject)  # nested objects are pickled as their states
     return encode_as_pickle(state, path)

@@ -13,9 +13,12 @@ VERSION = "__version__"
 META = frozenset({CLASS, VERSION})
 """The members of a state that are not fields."""
 
+_VERSION_FORM = r"\d{1,9}(\.\d{1,9}){0,9}"
 
-VERSION_FORM = re.compile(r"\d{1,9}(\.\d{1,9}){0,9}")
-"""A version is dotted numbers."""
+
+def is_version(text: str) -> bool:
+    """Return whether a string is a version: dotted numbers."""
+    return re.fullmatch(_VERSION_FORM, text) is not None
 
 
 @runtime_checkable

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from copy import copy
 from functools import partial
 from itertools import islice
 from types import TracebackType
@@ -35,7 +34,6 @@ from agent_checkpoint.manager.checkpoint_parts import (
     restore_parts,
     states_of,
 )
-from agent_checkpoint.manager.expected_head import expect_head, head_conflict
 from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.options import (
     BackendName,
@@ -59,7 +57,6 @@ from agent_checkpoint.records import (
     short_repr,
 )
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
-from agent_checkpoint.store.lookup import find, find_seq, retry_if_pruned
 from agent_checkpoint.store.objects.reader import Reader
 from agent_checkpoint.store.store import Store, key_not_found
 from agent_checkpoint.store.store_argument import existing_store
@@ -266,6 +263,9 @@ class CheckpointManager:
             self.background.flush()
             head = self.store.head(key)
             if head is None and (is_changed or holds is not None):
+                with block_forks():
+                    from agent_checkpoint.manager.expected_head import head_conflict
+
                 raise head_conflict(key, holds or key, None)
             if head is not None and (is_changed or head.id != holds):
                 head, reader = self._fetch(key)
@@ -479,6 +479,9 @@ class CheckpointManager:
             remove_dead_imports(self.store)  # a killed import leaves hidden entries under the key
             return self.store.write(draft, parents=(source.id,), after=0).id
 
+        with block_forks():
+            from agent_checkpoint.store.lookup import retry_if_pruned
+
         try:
             return retry_if_pruned(self.store, lambda: [self._find(key, checkpoint_id)], begin)
         except ConflictError as error:
@@ -498,7 +501,7 @@ class CheckpointManager:
         key = check_key(key)
         self.background.flush()
         if checkpoint_id is not None:
-            self.store.remove(key, [find_seq(self.store, checkpoint_id, key=key)])
+            self.store.remove(key, [self._seq_of(key, checkpoint_id)])
             return
         with block_forks():
             from agent_checkpoint.manager.key_deletion import delete_key  # slow to load
@@ -765,6 +768,9 @@ class CheckpointManager:
         if expected_head:
             known = self.store.written_seq(draft.key, expected_head)
             if known is None:
+                with block_forks():
+                    from agent_checkpoint.manager.expected_head import expect_head
+
                 head = expect_head(self.store, draft.key, expected_head)
                 head_id, known = head.id, head.seq
             after = known
@@ -773,6 +779,9 @@ class CheckpointManager:
         try:
             return self.store.write(draft, parents=parents, after=after)
         except ConflictError as error:
+            with block_forks():
+                from agent_checkpoint.manager.expected_head import head_conflict
+
             raise head_conflict(draft.key, expected_head, self.store.head(draft.key)) from error
 
     def _diff(self, key: str, comparison: Comparison) -> Changes:
@@ -800,13 +809,23 @@ class CheckpointManager:
         parsed = parse_checkpoint_id(before)
         if parsed is not None and parsed.key == key:  # it may be deleted while pages are read
             return parsed.seq
-        return find_seq(self.store, before, key=key)
+        return self._seq_of(key, before)
+
+    def _seq_of(self, key: str, checkpoint_id: str) -> int:
+        with block_forks():
+            from agent_checkpoint.store.lookup import find_seq  # a first save does not need it
+
+        return find_seq(self.store, checkpoint_id, key=key)
 
     def _find(
         self, key: str, checkpoint_id: str | None = None, expected_head: str | None = None
     ) -> Checkpoint:
         key = check_key(key)
         self.background.flush()
+        with block_forks():
+            from agent_checkpoint.manager.expected_head import expect_head
+            from agent_checkpoint.store.lookup import find
+
         if expected_head is not None:
             head = expect_head(self.store, key, expected_head)
             if checkpoint_id is None:
@@ -830,6 +849,9 @@ class CheckpointManager:
                 tree for name, tree in found.parts.items() if parts is None or name in parts
             )
             return found, reader
+
+        with block_forks():
+            from agent_checkpoint.store.lookup import retry_if_pruned
 
         with telemetry.operation("load", key=key) as outcome:
             found, reader = retry_if_pruned(
@@ -886,6 +908,9 @@ def with_policy(
     """
     if pickles is None and redact is None:
         return manager
+    with block_forks():
+        from copy import copy
+
     other, policy = copy(manager), manager.policy
     redactor = policy.redactor if redact is None else _redactor(redact)
     other.policy = save_policy(manager.fmt, pickles or policy.pickles, redactor)

@@ -7,7 +7,6 @@ Owns the names of the parts of a sub-agent in a checkpoint: `subagents/researche
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from agent_checkpoint.core.log import Log
@@ -57,16 +56,18 @@ def path_of_place(place: str | None) -> str:
     return path if is_subagent else ""
 
 
-@dataclass
 class SubagentStatus:
     """Whether a sub-agent has finished, and its result; a Stateful."""
 
-    status: str = IN_PROGRESS
-    note: str = ""
-    """The error of a sub-agent that failed."""
-    result: Any = None
-    run: int = 1
-    """How many times the sub-agent was started anew."""
+    def __init__(
+        self, status: str = IN_PROGRESS, note: str = "", result: Any = None, run: int = 1
+    ) -> None:
+        self.status = status
+        self.note = note
+        """The error of a sub-agent that failed."""
+        self.result = result
+        self.run = run
+        """How many times the sub-agent was started anew."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fields."""
@@ -80,43 +81,44 @@ class SubagentStatus:
             raise StateMismatchError(f"The state is not that of a sub-agent ({error}).") from None
 
 
-@dataclass(eq=False, repr=False)
 class AgentScope:
     """The live objects of one agent of a session: its state, conversation, calls and tasks."""
 
-    agent: Any = None
-    path: str = ""
-    """The names of the sub-agent and of those around it, such as `researcher/reader`."""
-    messages: Log[Any] = field(default_factory=Log)
-    calls: Log[Any] = field(default_factory=Log)
-    model_calls: Log[Any] = field(default_factory=Log)
-    tasks: Stateful = field(init=False)
-    tools: OpenSession = field(init=False)
+    tasks: Stateful
+    tools: OpenSession
     """Runs the tools; the agent as `current_session` returns it."""
-    status: SubagentStatus = field(default_factory=SubagentStatus)
-    finished_calls: int = 0
+    finished_calls = 0
     provider: Provider | None = None
     """The model API of the conversation."""
-    has_model_calls: bool = False
+    has_model_calls = False
     """Whether the part `model_calls` exists; the first model call creates it."""
-    open_calls: OpenCalls = field(default_factory=OpenCalls)
-    """The calls of a model that `run_tools` is making."""
-    has_open_calls: bool = False
+    has_open_calls = False
     """Whether the part `open_calls` exists; the first `run_tools` creates it."""
-    counted_model_calls: int = 0
+    counted_model_calls = 0
     """How many model calls were counted for the metrics of checkpoints."""
-    is_interrupted: bool = False
+    is_interrupted = False
     """Whether `run_tools` was interrupted during a call."""
-    after_restore: Callable[[], None] = field(init=False)
-    """Makes the conversation valid after a rollback."""
-    is_open: bool = True
-    is_lost: bool = False
+    is_open = True
+    is_lost = False
     """Whether the session was rolled back to a checkpoint in which the sub-agent is not running."""
-    is_saved: bool = False
+    is_saved = False
     """Whether a checkpoint of this process contains it."""
-    is_restarted: bool = False
+    is_restarted = False
     thread: int | None = None
     """The thread in which the sub-agent runs: only this thread captures its state."""
+
+    def __init__(self, agent: Any = None, path: str = "") -> None:
+        self.agent = agent
+        self.path = path
+        """The names of the sub-agent and of those around it, such as `researcher/reader`."""
+        self.messages: Log[Any] = Log()
+        self.calls: Log[Any] = Log()
+        self.model_calls: Log[Any] = Log()
+        self.status = SubagentStatus()
+        self.open_calls = OpenCalls()
+        """The calls of a model that `run_tools` is making."""
+        self.after_restore: Callable[[], None]
+        """Makes the conversation valid after a rollback."""
 
     def live_parts(self, *, every: bool = False) -> dict[str, Any]:
         """Return the live objects to save, by part name; or every object that can be loaded."""

@@ -6,17 +6,16 @@ the call have it. The ids of a model are names only: some servers repeat them or
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from agent_checkpoint.errors import StateMismatchError
 from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import ExactText
 
-_REF = re.compile(r"[0-9a-f]{12}")
+_REF = r"[0-9a-f]{12}"
 
 
 class OpenCall(NamedTuple):
@@ -41,20 +40,35 @@ class Before(NamedTuple):
     """A hash of all calls."""
 
 
-@dataclass
 class OpenCalls:
     """The open calls of one agent; a Stateful."""
 
-    calls: Sequence[OpenCall] = ()
-    at: int = 0
-    """The index of the message with the first of them."""
-    before: Before | None = None
-    """Set for calls that a version without refs had begun; their refs are their ids."""
-    redacted: Sequence[str] = ()
-    """The refs of calls that `redact=` changes when they are saved."""
+    def __init__(
+        self,
+        calls: Sequence[OpenCall] = (),
+        at: int = 0,
+        before: Before | None = None,
+        redacted: Sequence[str] = (),
+    ) -> None:
+        self.calls = calls
+        self.at = at
+        """The index of the message with the first of them."""
+        self.before = before
+        """Set for calls that a version without refs had begun; their refs are their ids."""
+        self.redacted = redacted
+        """The refs of calls that `redact=` changes when they are saved."""
 
     def __bool__(self) -> bool:
         return bool(self.calls)
+
+    def __eq__(self, other: object) -> bool:
+        return vars(self) == vars(other) if isinstance(other, OpenCalls) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def with_calls(self, calls: Sequence[OpenCall]) -> OpenCalls:
+        """Return the same with other calls."""
+        return OpenCalls(calls, self.at, self.before, self.redacted)
 
     def become(self, other: OpenCalls) -> None:
         """Take over all fields of other open calls."""
@@ -85,7 +99,7 @@ class OpenCalls:
             known = next((call for call in left if call.digest == digest), None)
             if known is not None:
                 left.remove(known)
-            ref = secrets.token_hex(6) if known is None else known.ref
+            ref = os.urandom(6).hex() if known is None else known.ref
             calls.append(OpenCall(ref, call_id, digest))
         pairs = zip(calls, redacted)
         changed = [one.ref for one, is_now in pairs if is_now or one.ref in self.redacted]
@@ -124,7 +138,7 @@ class OpenCalls:
 
 def row_ref(ref: str) -> str | int:
     """Return a ref as a row has it: a number, because `redact=` may match a string."""
-    return int(ref, 16) if _REF.fullmatch(ref) else ref
+    return int(ref, 16) if re.fullmatch(_REF, ref) else ref
 
 
 def _checked(row: Any, *types: type) -> list[Any]:

@@ -24,7 +24,6 @@ from agent_checkpoint.errors import (
     Suspended,
     WorkspaceError,
 )
-from agent_checkpoint.formatting import format_count
 from agent_checkpoint.manager.checkpoint_parts import check_text
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.options import (
@@ -42,7 +41,6 @@ from agent_checkpoint.options import (
     check_option,
 )
 from agent_checkpoint.records import Kind, check_key, draft_from, parse_checkpoint_id, short_repr
-from agent_checkpoint.redaction import Redact
 from agent_checkpoint.session.agent_scope import AGENT, COMPLETED, SUBAGENTS, AgentScope
 from agent_checkpoint.session.current_session import (
     enter,
@@ -50,31 +48,21 @@ from agent_checkpoint.session.current_session import (
     register_open,
     unregister,
 )
-from agent_checkpoint.session.effects.approvals import Approvals
-from agent_checkpoint.session.effects.outcomes import resolve_effect
-from agent_checkpoint.session.loop.usage import check_prices
-from agent_checkpoint.session.rollback.rollback import Rollback
-from agent_checkpoint.session.rollback.rollback_report import (
-    RollbackReport,
-    compensated_notice,
-    still_compensated,
-    unseen_effect_notice,
-)
-from agent_checkpoint.session.rollback.rollback_target import find_target, undo_target
 from agent_checkpoint.session.session_open import SessionOpener, manager_for
 from agent_checkpoint.session.session_state import RESERVED_PARTS, SessionState
-from agent_checkpoint.session.steps.line import reverts_since_work
 from agent_checkpoint.session.subagent import SessionAgent, state_of
-from agent_checkpoint.session.subagent_list import list_subagents
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
-from agent_checkpoint.store.ledger.ledger_state import Effect
 from agent_checkpoint.workspace.workspace import Fork, Workspace
 
 if TYPE_CHECKING:
     from agent_checkpoint.records import HistoryRow
+    from agent_checkpoint.redaction import Redact
     from agent_checkpoint.session.branch.session_fork import ForkPoint
     from agent_checkpoint.session.branch.trial import Trial
+    from agent_checkpoint.session.effects.approvals import Approvals
     from agent_checkpoint.session.revert.revert import RevertReport
+    from agent_checkpoint.session.rollback.rollback_report import RollbackReport
+    from agent_checkpoint.store.ledger.ledger_calls import Effect
     from agent_checkpoint.store.store_argument import StoreLike
     from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
 
@@ -157,7 +145,11 @@ class Session(SessionAgent):
         _check_every(every)
         if provider is not None:
             check_option("provider", provider, Provider)
-        check_prices(prices or {})
+        if prices:
+            with block_forks():
+                from agent_checkpoint.session.loop.usage import check_prices
+
+            check_prices(prices)
         extra = _checked_parts(agent, parts)
         manager, self._owns_manager = manager_for(store, pickles, redact)
         state = SessionState(
@@ -174,7 +166,7 @@ class Session(SessionAgent):
             raise
         state.is_open = True
         register_open(self._tools, is_fork=not self._keeps_directory)
-        state.effects.verify_unknown()
+        state.verify_unknown_effects()
         if state.resumed:
             self._tool_calls.after_restore()
 
@@ -232,18 +224,31 @@ class Session(SessionAgent):
     @property
     def effects(self) -> list[Effect]:
         """The external side effects of this session, in order, with their outcomes."""
-        ledger, is_ours = self._state.ledger, self._state.effects.is_ours
+        ledger = self._state.ledger
         ledger.refresh()
-        return [effect for effect in ledger.all_effects() if is_ours(effect)]
+        known = ledger.all_effects()
+        return [effect for effect in known if self._state.effects.is_ours(effect)]
 
     @property
     def approvals(self) -> Approvals:
         """The approval requests in this session's store."""
+        with block_forks():
+            from agent_checkpoint.session.effects.approvals import Approvals  # slow to load
+
         return Approvals(self.manager)
 
     @property
     def notices(self) -> list[str]:
         """Messages for the agent: effects that its state does not contain, and problems."""
+        with block_forks():
+            from agent_checkpoint.formatting import format_count
+            from agent_checkpoint.session.rollback.rollback_report import (
+                compensated_notice,
+                still_compensated,
+                unseen_effect_notice,
+            )
+            from agent_checkpoint.session.steps.line import reverts_since_work
+
         state, ours = self._state, self.effects
         known, record = state.ledger.state.effects, state.record
         unseen = {name: known[name] for name in record.standing if name in known}
@@ -294,7 +299,12 @@ class Session(SessionAgent):
     def _left_subagents(self) -> list[str]:
         """Return the paths of unfinished sub-agents that are not open, apart from inner ones."""
         state, head = self._state, self._state.writer.head
-        rows = list_subagents(self.manager.store, head) if state.resumed and head else []
+        if head is None or not state.resumed:
+            return []
+        with block_forks():
+            from agent_checkpoint.session.subagent_list import list_subagents
+
+        rows = list_subagents(self.manager.store, head)
         return [
             row.path
             for row in rows
@@ -368,6 +378,10 @@ class Session(SessionAgent):
                 is out of date.
             StateError: the saved state cannot be loaded; nothing was changed.
         """
+        with block_forks():
+            from agent_checkpoint.session.rollback.rollback import Rollback  # slow to load
+            from agent_checkpoint.session.rollback.rollback_target import find_target
+
         self._state.check_open()
         check_option("effects", effects, RollbackEffects)
         target = find_target(self._state, to, steps)
@@ -376,6 +390,10 @@ class Session(SessionAgent):
 
     def undo(self) -> RollbackReport:
         """Undo the last rollback, restore, revert or adopt. Raises the errors of `rollback`."""
+        with block_forks():
+            from agent_checkpoint.session.rollback.rollback import Rollback  # slow to load
+            from agent_checkpoint.session.rollback.rollback_target import undo_target
+
         self._state.check_open()
         return Rollback(self._state, undo_target(self.manager.store, self.key)).run("warn")
 
@@ -499,6 +517,9 @@ class Session(SessionAgent):
             EffectError: the outcome is already known.
             InvalidInputError: the result cannot be encoded, or `pickles=` refuses it.
         """
+        with block_forks():
+            from agent_checkpoint.session.effects.outcomes import resolve_effect  # slow to load
+
         state = self._state
         resolve_effect(
             state.ledger,

@@ -15,7 +15,7 @@ from agent_checkpoint.errors import UNUSABLE, InvalidInputError, StateError
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
 from agent_checkpoint.store.ledger.ledger import Ledger
-from agent_checkpoint.store.ledger.ledger_state import UNDOING, UNKNOWN
+from agent_checkpoint.store.ledger.ledger_status import UNDOING, UNKNOWN
 from agent_checkpoint.store.objects.reader import resolve_tree
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.store_argument import store_for

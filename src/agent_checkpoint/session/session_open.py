@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint import telemetry
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.backends.registry import open_named
-from agent_checkpoint.core.codec.pickles import check_pickles
-from agent_checkpoint.core.external_snapshot import External
 from agent_checkpoint.errors import (
     ConflictError,
     Hint,
@@ -26,11 +25,8 @@ from agent_checkpoint.manager.checkpoint_parts import restore_parts
 from agent_checkpoint.manager.manager import CheckpointManager, with_policy
 from agent_checkpoint.options import OnDrift, Pickles, check_option
 from agent_checkpoint.records import Checkpoint, Kind, draft_from, short_repr
-from agent_checkpoint.redaction import Redact, redactor_of
 from agent_checkpoint.session.agent_scope import MODEL_CALLS, OPEN_CALLS, SUBAGENTS
 from agent_checkpoint.session.checkpoint_writer import CheckpointWriter
-from agent_checkpoint.session.rollback.rollback import Rollback
-from agent_checkpoint.session.rollback.rollback_target import unfinished_rollback
 from agent_checkpoint.session.session_record import (
     SessionRecord,
     read_session_record,
@@ -40,7 +36,8 @@ from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.session.workspace_part import WorkspacePart, choose_directory, is_empty
 from agent_checkpoint.store.directory_claims import IMPORTED, host_of
 from agent_checkpoint.store.ledger.ledger import Ledger
-from agent_checkpoint.store.ledger.ledger_state import COMMITTED, Epoch
+from agent_checkpoint.store.ledger.ledger_state import Epoch
+from agent_checkpoint.store.ledger.ledger_status import COMMITTED
 from agent_checkpoint.store.objects.reader import OBJECT, resolve_tree
 from agent_checkpoint.store.objects.references import ObjectRef
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
@@ -49,6 +46,7 @@ from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
+    from agent_checkpoint.redaction import Redact
     from agent_checkpoint.store.store_argument import StoreLike
 
 _MAX_ATTEMPTS = 10
@@ -72,7 +70,11 @@ def manager_for(
         return with_policy(store, pickles, redact), False
     if pickles is not None:
         check_option("pickles", pickles, Pickles)  # before the store is opened
-    redactor_of(redact)
+    if redact is not None:
+        with block_forks():
+            from agent_checkpoint.redaction import redactor_of
+
+        redactor_of(redact)
     named = open_named(None) if store is None else store
     return CheckpointManager(named, pickles=pickles or "warn", redact=redact), True
 
@@ -248,7 +250,7 @@ class SessionOpener:
             return
         live = self._state.live_parts()
         for name, part in live.items():
-            if isinstance(part, External) and name in head.parts:
+            if _is_external(part) and name in head.parts:
                 raise InvalidInputError(
                     f"The session {short_repr(self._state.key)} has a snapshot of the "
                     f"external part {short_repr(name)}, but {IMPORTED}. Pass rebind=True if you "
@@ -264,12 +266,18 @@ class SessionOpener:
         """
         if not _is_recorded_place(record, directory):
             return None
+        with block_forks():
+            from agent_checkpoint.session.rollback.rollback_target import unfinished_rollback
+
         found = unfinished_rollback(self._state)
         made_at = None if found is None else read_session_record(self._store, found[1])
         return found if made_at is None or _is_recorded_place(made_at, directory) else None
 
     def _roll_forward(self, safety: Checkpoint, moved: Checkpoint) -> None:
         """Complete an interrupted rollback. A failure is added as a notice."""
+        with block_forks():
+            from agent_checkpoint.session.rollback.rollback import Rollback
+
         rollback = Rollback(self._state, moved)
         try:
             rollback.roll_forward(safety, moved)
@@ -300,7 +308,7 @@ class SessionOpener:
         """Record the effects committed after the checkpoint: its state does not contain them."""
         state, record = self._state, self._state.record
         effects = state.ledger.state.effects
-        later = [effect.id for effect in state.effects.since(record.ledger)]
+        later = [effect.id for effect in state.effects.since(record.ledger)] if effects else []
         committed = [
             name
             for name in (*record.under_way, *later)
@@ -317,7 +325,7 @@ class SessionOpener:
         targets = {
             name: part
             for name, part in live.items()
-            if name in head.parts and isinstance(part, External) == external
+            if name in head.parts and _is_external(part) == external
         }
         results = restore_parts(head.parts, targets, reader=self._store.reader(head))
         for name, result in results.items():
@@ -335,12 +343,15 @@ class SessionOpener:
         """
         for name, part in self._state.live_parts().items():
             tag = head.parts.get(name)
-            if isinstance(part, External) and isinstance(tag, dict) and OBJECT in tag:
+            if _is_external(part) and isinstance(tag, dict) and OBJECT in tag:
                 part.handle_in(ObjectRef(str(tag[OBJECT]), self._store.backend))
         theirs = {name: tree for name, tree in head.parts.items() if name.startswith(SUBAGENTS)}
         if theirs and is_elsewhere:
             reader = self._store.reader(head)
             reader.fetch(theirs.values())
+            with block_forks():
+                from agent_checkpoint.core.codec.pickles import check_pickles
+
             for name, tree in theirs.items():
                 check_pickles(resolve_tree(tree, reader), name)
 
@@ -390,6 +401,13 @@ class SessionOpener:
             state.record.drift = [*drift.added, *drift.removed, *drift.changed][:_MAX_NAMED]
             state.save(kind=Kind.DRIFT, label="files that others have changed")
             state.record.drift = []
+
+
+def _is_external(part: Any) -> bool:
+    with block_forks():
+        from agent_checkpoint.core.external_snapshot import External  # slow to load
+
+    return isinstance(part, External)
 
 
 def _binding(record: SessionRecord) -> tuple[str, str | None, str | None]:

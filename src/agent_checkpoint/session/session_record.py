@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from agent_checkpoint.errors import IntegrityError
@@ -23,53 +22,57 @@ SESSION_PART = "session"
 """The part that contains the session record."""
 
 
-@dataclass
 class SessionRecord:
     """Lineage, workspace, ledger position and open effects of a session at one checkpoint."""
 
-    key: str
-    family: str
-    """The name of the effect ledger, which a session shares with its forks."""
-    lineage: list[list[Any]] = field(default_factory=list)
-    """The ancestor sessions, each with the last ledger record that belongs to this history."""
-    point: str | None = None
-    """The checkpoint at which the session was forked."""
-    inherited: int | None = None
-    """How many rows of the lineage come from the fork; the other rows come from adopted forks."""
-    workspace: str | None = None
-    seal: str | None = None
-    """An HMAC under the user's secret over the workspace path. Proves that this user chose it."""
-    ledger: int = 0
-    """The last ledger record that the state reflects."""
-    counts: CallCounts = field(default_factory=CallCounts)
-    """How many calls without an idempotency key were made, per task and tool."""
-    standing: list[str] = field(default_factory=list)
-    """Committed effects that the state does not contain, as after a rollback."""
-    gone: list[str] = field(default_factory=list)
-    """Compensated effects whose results the state contains."""
-    pending: list[str] = field(default_factory=list)
-    """Approval requests without an answer."""
-    under_way: list[str] = field(default_factory=list)
-    """Effects in progress when the checkpoint was saved: the state has no outcome of them."""
-    in_flight: list[str] = field(default_factory=list)
-    """Tools that were running when the checkpoint was saved."""
-    irreversible: bool = True
-    """Whether irreversible tools are allowed; forks need `effects="allow"`."""
-    batches: list[list[Any]] = field(default_factory=list)
-    """Open calls as an earlier version wrote them; now they are a part. A row per agent: its name,
-    the number of calls and the last ledger record before them, a hash of the calls, their ids."""
-    torn_calls: list[list[str]] = field(default_factory=list)
-    """Calls of models within which another call waits for an approval: a part of their changes is
-    in the state. A row per call: its agent, ref and tool, the request, the checkpoint before it."""
-    keep_unseen: bool | None = None
-    """`keep_unseen` of a rollback in progress, for crash recovery."""
-    drift: list[str] = field(default_factory=list)
-    """Some of the paths that had drifted when the session was opened."""
-    host: str = ""
-    """The host of the workspace. Part of the seal, not stored: a path is valid on one host only."""
-    token: str | None = None
-    """The import token of the checkpoint. Part of the seal, not stored: a record from an archive
-    has a seal with another token or none, which is not valid here."""
+    def __init__(self, key: str, family: str) -> None:
+        self.key = key
+        self.family = family
+        """The name of the effect ledger, which a session shares with its forks."""
+        self.lineage: list[list[Any]] = []
+        """The ancestor sessions, each with the last ledger record that belongs to this history."""
+        self.point: str | None = None
+        """The checkpoint at which the session was forked."""
+        self.inherited: int | None = None
+        """How many rows of the lineage come from the fork; the others come from adopted forks."""
+        self.workspace: str | None = None
+        self.seal: str | None = None
+        """An HMAC under the user's secret over the workspace path. Proves that this user chose
+        it."""
+        self.ledger = 0
+        """The last ledger record that the state reflects."""
+        self.counts = CallCounts()
+        """How many calls without an idempotency key were made, per task and tool."""
+        self.standing: list[str] = []
+        """Committed effects that the state does not contain, as after a rollback."""
+        self.gone: list[str] = []
+        """Compensated effects whose results the state contains."""
+        self.pending: list[str] = []
+        """Approval requests without an answer."""
+        self.under_way: list[str] = []
+        """Effects in progress when the checkpoint was saved: the state has no outcome of them."""
+        self.in_flight: list[str] = []
+        """Tools that were running when the checkpoint was saved."""
+        self.irreversible = True
+        """Whether irreversible tools are allowed; forks need `effects="allow"`."""
+        self.batches: list[list[Any]] = []
+        """Open calls as an earlier version wrote them; now they are a part. A row per agent: its
+        name, the number of calls and the last ledger record before them, a hash of the calls, their
+        ids."""
+        self.torn_calls: list[list[str]] = []
+        """Calls of models within which another call waits for an approval: a part of their changes
+        is in the state. A row per call: its agent, ref and tool, the request, the checkpoint before
+        it."""
+        self.keep_unseen: bool | None = None
+        """`keep_unseen` of a rollback in progress, for crash recovery."""
+        self.drift: list[str] = []
+        """Some of the paths that had drifted when the session was opened."""
+        self.host = ""
+        """The host of the workspace. Part of the seal, not stored: a path is valid on one host
+        only."""
+        self.token: str | None = None
+        """The import token of the checkpoint. Part of the seal, not stored: a record from an
+        archive has a seal with another token or none, which is not valid here."""
 
     @classmethod
     def new(cls, key: str) -> SessionRecord:
@@ -79,6 +82,12 @@ class SessionRecord:
     def become(self, other: SessionRecord) -> None:
         """Take over all fields of another record: the parts of the session hold this object."""
         vars(self).update(vars(other))
+
+    def replaced(self, **changes: Any) -> SessionRecord:
+        """Return a copy with other values of some fields."""
+        other = SessionRecord(self.key, self.family)
+        vars(other).update({**vars(self), **changes})
+        return other
 
     def bind(self, workspace: str | None, host: str, token: str | None = None) -> None:
         """Set the workspace and seal it, for a checkpoint with the given import token."""
@@ -130,21 +139,17 @@ class SessionRecord:
 
     def fork(self, key: str, point: str | None) -> SessionRecord:
         """Return the record of a session forked from this checkpoint."""
-        return SessionRecord(
-            key,
-            self.family,
-            lineage=[*self.lineage, [self.key, self.ledger]],
-            point=point,
-            inherited=len(self.lineage) + 1,
-            ledger=self.ledger,
-            counts=self.counts.copy(),
-            standing=list(self.standing),
-            gone=list(self.gone),
-            batches=list(self.batches),
-            torn_calls=list(self.torn_calls),
-            irreversible=False,
-            token=self.token,
-        )
+        fork = SessionRecord(key, self.family)
+        fork.lineage = [*self.lineage, [self.key, self.ledger]]
+        fork.point = point
+        fork.inherited = len(self.lineage) + 1
+        fork.ledger = self.ledger
+        fork.counts = self.counts.copy()
+        fork.standing, fork.gone = list(self.standing), list(self.gone)
+        fork.batches, fork.torn_calls = list(self.batches), list(self.torn_calls)
+        fork.irreversible = False
+        fork.token = self.token
+        return fork
 
 
 def read_session_record(store: Store, checkpoint: Checkpoint) -> SessionRecord | None:
@@ -167,8 +172,10 @@ def read_session_record(store: Store, checkpoint: Checkpoint) -> SessionRecord |
         raise IntegrityError(
             f"The session record of the checkpoint {short_repr(checkpoint.id, 120)} is damaged."
         )
-    known["counts"] = CallCounts(known.get("counts", ()))
-    return SessionRecord(**known, host=host_of(store.backend), token=checkpoint.token)
+    record = SessionRecord(known["key"], known["family"])
+    vars(record).update(known, counts=CallCounts(known.get("counts", ())))
+    record.host, record.token = host_of(store.backend), checkpoint.token
+    return record
 
 
 def record_for_key(head: Checkpoint, record: SessionRecord) -> SessionRecord:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from threading import get_ident
+from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import ConflictError, InvalidInputError, WorkspaceError
 from agent_checkpoint.manager.async_verbs import await_future
 from agent_checkpoint.manager.manager import CheckpointManager
@@ -30,19 +30,17 @@ from agent_checkpoint.session.agent_scope import (
 )
 from agent_checkpoint.session.checkpoint_writer import CheckpointWriter
 from agent_checkpoint.session.current_session import current_path, enclosing_calls, is_entered
-from agent_checkpoint.session.effects.effect_context import ToolCall
-from agent_checkpoint.session.effects.effects import Effects
-from agent_checkpoint.session.effects.outcomes import EffectOutcomes
 from agent_checkpoint.session.session_record import SESSION_PART, SessionRecord
-from agent_checkpoint.session.tools.method_owner import find_owner
-from agent_checkpoint.session.tools.recorded_calls import RecordedCalls
-from agent_checkpoint.session.tools.tool import Tool
 from agent_checkpoint.session.workspace_part import WorkspacePart
 from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.store.ledger.ledger_state import Epoch
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 
 if TYPE_CHECKING:
+    from agent_checkpoint.session.effects.effect_context import ToolCall
+    from agent_checkpoint.session.effects.effects import Effects
+    from agent_checkpoint.session.tools.recorded_calls import RecordedCalls
+    from agent_checkpoint.session.tools.tool import Tool
     from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
     from agent_checkpoint.workspace.workspace import Workspace
 
@@ -56,54 +54,75 @@ RESERVED_PARTS = frozenset(
 )
 
 
-@dataclass(eq=False, repr=False)
 class SessionState:
     """The live objects of a session, and the files, ledger and checkpoints behind them."""
 
-    key: str
-    manager: CheckpointManager
-    every: Every = "manual"
-    root: AgentScope = field(default_factory=AgentScope)
-    """The session's own agent."""
-    parts: dict[str, Any] = field(default_factory=dict)
-    """The additional parts, by name."""
-    subagents: dict[str, AgentScope] = field(default_factory=dict)
-    """The open sub-agents by path, and those that ended and are in no checkpoint yet."""
-    record: SessionRecord = field(init=False)
-    writer: CheckpointWriter = field(init=False)
-    ledger: Ledger = field(init=False)
-    effects: Effects = field(init=False)
+    record: SessionRecord
+    writer: CheckpointWriter
+    ledger: Ledger
     files: WorkspacePart | None = None
-    running: list[ToolCall] = field(default_factory=list)
-    """The tool calls in progress."""
-    has_unsaved_calls: bool = False
+    has_unsaved_calls = False
     """Whether a tool call has ended since the last draft."""
-    resumed: bool = False
+    resumed = False
     drift: WorkspaceDiff | None = None
-    new_parts: list[str] = field(default_factory=list)
-    """Parts that the resumed checkpoint does not have."""
-    problems: list[str] = field(default_factory=list)
-    """Notices for the agent about problems."""
-    branches: list[Any] = field(default_factory=list)
-    """Open forks in this process; the references prevent garbage collection."""
     replay: RecordedCalls | None = None
     """The recorded calls that answer those of this session."""
-    prices: Prices = field(default_factory=dict)
-    """Prices of tokens, by model."""
-    unwritten_metrics: list[dict[str, float]] = field(default_factory=list)
-    """Metrics of model calls that no written checkpoint has: of new ones, and of failed saves."""
-    drafted_metrics: int = 0
-    """How many of these the last draft has."""
-    keeps_directory: bool = True
-    """Whether the directory is recorded, and used when the session is resumed."""
-    is_open: bool = False
-    has_kept_drift: bool = False
+    drafted_metrics = 0
+    """How many of the unwritten metrics the last draft has."""
+    is_open = False
+    has_kept_drift = False
     """Whether files that had drifted when the session was opened were kept."""
-    drops_drift: bool = False
+    drops_drift = False
     """Whether an opening restores files that changed outside of calls."""
-    is_ended: bool = False
+    is_ended = False
     """Whether the last checkpoint of the run was saved."""
-    pid: int = field(default_factory=os.getpid)
+    _epoch: Epoch
+    _effects: Effects | None = None
+
+    def __init__(
+        self,
+        key: str,
+        manager: CheckpointManager,
+        every: Every = "manual",
+        root: AgentScope | None = None,
+        parts: dict[str, Any] | None = None,
+        *,
+        keeps_directory: bool = True,
+    ) -> None:
+        """Hold the state of a session that is yet to be opened.
+
+        Args:
+            key: the key of the session.
+            manager: the manager of its store.
+            every: when to save.
+            root: the session's own agent.
+            parts: the additional parts, by name.
+            keeps_directory: whether the directory is recorded, and used when the session is
+                resumed.
+        """
+        self.key = key
+        self.manager = manager
+        self.every: Every = every
+        self.root = AgentScope() if root is None else root
+        self.parts: dict[str, Any] = {} if parts is None else parts
+        self.keeps_directory = keeps_directory
+        self.subagents: dict[str, AgentScope] = {}
+        """The open sub-agents by path, and those that ended and are in no checkpoint yet."""
+        self.running: list[ToolCall] = []
+        """The tool calls in progress."""
+        self.new_parts: list[str] = []
+        """Parts that the resumed checkpoint does not have."""
+        self.problems: list[str] = []
+        """Notices for the agent about problems."""
+        self.branches: list[Any] = []
+        """Open forks in this process; the references prevent garbage collection."""
+        self.prices: Prices = {}
+        """Prices of tokens, by model."""
+        self.unwritten_metrics: list[dict[str, float]] = []
+        """Metrics of model calls that no written checkpoint has: of new ones, and of failed
+        saves."""
+        self.pid = os.getpid()
+        self._making = Lock()
 
     @property
     def workspace(self) -> Workspace | None:
@@ -118,12 +137,36 @@ class SessionState:
     def own(self, ledger: Ledger, epoch: Epoch) -> None:
         """Set the ledger, and the epoch under which this process writes to it."""
         self.ledger = ledger
-        self.effects = Effects(
-            EffectOutcomes(ledger, epoch, self.owner, self.manager.policy), self.record
-        )
+        self._epoch, self._effects = epoch, None
+
+    @property
+    def effects(self) -> Effects:
+        """The external side effects, and the decisions about new ones; created at the first use.
+
+        Its modules are slow to load, and a session without effects needs none of them.
+        """
+        if self._effects is None:
+            with block_forks(), self._making:
+                from agent_checkpoint.session.effects.effects import Effects
+                from agent_checkpoint.session.effects.outcomes import EffectOutcomes
+
+                if self._effects is None:
+                    outcomes = EffectOutcomes(
+                        self.ledger, self._epoch, self.owner, self.manager.policy
+                    )
+                    self._effects = Effects(outcomes, self.record)
+        return self._effects
+
+    def verify_unknown_effects(self) -> None:
+        """Verify the effects whose outcome is unknown; failures leave them unknown."""
+        if self.ledger.all_effects():
+            self.effects.verify_unknown()
 
     def owner(self, tool: Tool, part: str | None = None) -> Any:
         """Return the object that a method tool is called on. Raises NotFoundError."""
+        with block_forks():
+            from agent_checkpoint.session.tools.method_owner import find_owner
+
         return find_owner(self.live_parts(), tool, part)
 
     def add_notice(self, words: str) -> None:
@@ -241,7 +284,8 @@ class SessionState:
         record.ledger = max(record.ledger, self.ledger.seq)
         self.has_unsaved_calls = False
         running = {call.decision.effect.id for call in list(self.running) if call.decision}
-        record.under_way = sorted(running.union(list(self.effects.in_progress)))
+        in_progress = [] if self._effects is None else list(self._effects.in_progress)
+        record.under_way = sorted(running.union(in_progress))
         parts, elsewhere = self.live_parts(), self._captured_elsewhere()
         for name in [name for scope in elsewhere for name in scope.live_parts()]:
             del parts[name]

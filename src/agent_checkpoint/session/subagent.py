@@ -11,6 +11,7 @@ from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.core.log import Log, replace_items
 from agent_checkpoint.core.stateful import is_stateful
 from agent_checkpoint.errors import (
@@ -37,17 +38,16 @@ from agent_checkpoint.session.agent_scope import (
     qualified_part,
 )
 from agent_checkpoint.session.current_session import as_current, enter, leave
-from agent_checkpoint.session.loop.model_calls import ModelCalls
-from agent_checkpoint.session.loop.tool_calls import ToolCalls
+from agent_checkpoint.session.loop.agent_tools import AgentTools
 from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.session.tasks import Tasks, copied_result
-from agent_checkpoint.session.tool_runner import ToolRunner
-from agent_checkpoint.session.tools.call_arguments import describe_error
-from agent_checkpoint.store.ledger.ledger_state import APPROVED, DENIED, ApprovalRequest
+from agent_checkpoint.store.ledger.ledger_status import APPROVED, DENIED
 from agent_checkpoint.store.objects.splitting import inline_tree
 
 if TYPE_CHECKING:
+    from agent_checkpoint.session.loop.tool_calls import ToolCalls
     from agent_checkpoint.session.loop.toolbox import Tools
+    from agent_checkpoint.store.ledger.ledger_calls import ApprovalRequest
     from agent_checkpoint.transcripts.report import CallOutcome
 
 Self = TypeVar("Self", bound="Subagent")
@@ -60,10 +60,12 @@ class SessionAgent:
         self._state = state
         self._scope = scope
         scope.tasks = self._tasks = Tasks(state, scope)
-        scope.tools = self._tools = ToolRunner(state, scope, self._tasks)
-        self._tool_calls = ToolCalls(state, self._tools, scope)
-        scope.after_restore = self._tool_calls.after_restore
-        self._model_calls = ModelCalls(state, scope)
+        scope.tools = self._tools = AgentTools(state, scope, self._tasks)
+        scope.after_restore = self._tools.after_restore
+
+    @property
+    def _tool_calls(self) -> ToolCalls:
+        return self._tools.tool_calls
 
     @property
     def tasks(self) -> Tasks:
@@ -219,15 +221,15 @@ class SessionAgent:
         Raises:
             InvalidInputError: `send` returned a stream or a coroutine.
         """
-        return self._model_calls.call(send, request)
+        return self._tools.model_calls.call(send, request)
 
     async def amodel(self, send: Callable[..., Any], /, **request: Any) -> Any:
         """Call a model from asyncio; `send` may be a coroutine function. See `model`."""
-        return await self._model_calls.acall(send, request)
+        return await self._tools.model_calls.acall(send, request)
 
     def model_request(self, index: int = -1) -> dict[str, Any]:
         """Return the whole request of a row of `model_calls`. Raises NotFoundError."""
-        return self._model_calls.request(index)
+        return self._tools.model_calls.request(index)
 
     def call_outcome(self, call_id: str) -> CallOutcome | None:
         """Return the outcome of a call without a result in the conversation; None if unrecorded.
@@ -266,7 +268,7 @@ class SessionAgent:
     def _carry_out(self, request: ApprovalRequest) -> dict[str, Any]:
         try:
             with as_current(self._tools):
-                return {"result": self._tools.carry_out(request)}
+                return {"result": self._tools.runner.carry_out(request)}
         except (Suspended, ConflictError, NotFoundError, StorageError):
             raise
         except Exception as error:  # concerns this call only; the other calls still run
@@ -419,6 +421,9 @@ class Subagent(SessionAgent):
             if scope.is_lost or not state.is_open:
                 return
             if isinstance(error, Exception):
+                with block_forks():
+                    from agent_checkpoint.session.tools.call_arguments import describe_error
+
                 scope.status.status, scope.status.note = FAILED, describe_error(error)
             elif error is not None:
                 return  # interrupted, or suspended for an approval: the session saves it

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.core.codec.encode import encode
-from agent_checkpoint.core.copying import copied
 from agent_checkpoint.core.path_errors import as_state_error
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
 from agent_checkpoint.manager.checkpoint_parts import check_name
@@ -25,28 +24,32 @@ from agent_checkpoint.session.agent_scope import (
     split_part,
 )
 from agent_checkpoint.session.current_session import enclosing_calls, set_task
-from agent_checkpoint.session.rollback.rollback import Rollback
-from agent_checkpoint.session.rollback.rollback_target import task_start
 from agent_checkpoint.session.session_state import SessionState
-from agent_checkpoint.session.task_progress import show_progress
-from agent_checkpoint.session.tools.call_arguments import describe_error
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 
 PENDING, SKIPPED = "pending", "skipped"
 _DONE_STATUSES = frozenset({COMPLETED, SKIPPED})
 
 
-@dataclass
 class _TaskRecord:
     """The stored fields of a task."""
 
-    id: str
-    status: str = PENDING
-    attempt: int = 0
-    note: str = ""
-    result: Any = None
-    began: str | None = None
-    """The checkpoint at the start of the current attempt, once it is saved."""
+    def __init__(
+        self,
+        id: str,
+        status: str = PENDING,
+        attempt: int = 0,
+        note: str = "",
+        result: Any = None,
+        began: str | None = None,
+    ) -> None:
+        self.id = id
+        self.status = status
+        self.attempt = attempt
+        self.note = note
+        self.result = result
+        self.began = began
+        """The checkpoint at the start of the current attempt, once it is saved."""
 
 
 class Task:
@@ -118,6 +121,9 @@ class Task:
 
 def copied_result(result: Any, of: str) -> Any:
     """Return a copy of a result. Raises StateError if it cannot be saved."""
+    with block_forks():
+        from agent_checkpoint.core.copying import copied
+
     name = f"The result of {of}"
     encode(result, name)
     with as_state_error(name, result):
@@ -285,20 +291,23 @@ class Tasks:
             return False  # interrupted, or suspended for an approval: it resumes later
         elif self._retries.get(row.id, 0) > 0:
             self._retries[row.id] -= 1
-            note, attempt = describe_error(error, self._state.manager.policy.redactor), row.attempt
+            note, attempt = self._describe(error), row.attempt
             self._restart(row.id, row.began)
             row = task._row = self._rows.setdefault(row.id, row)
             row.status, row.note, row.attempt = PENDING, note, attempt
             self._earlier_errors[row.id] = note
             return True
         else:
-            row.status, row.note = (
-                FAILED,
-                describe_error(error, self._state.manager.policy.redactor),
-            )
+            row.status, row.note = FAILED, self._describe(error)
         row.began = None
         self._finish(task)
         return False
+
+    def _describe(self, error: BaseException) -> str:
+        with block_forks():
+            from agent_checkpoint.session.tools.call_arguments import describe_error
+
+        return describe_error(error, self._state.manager.policy.redactor)
 
     def _finish(self, task: Task) -> None:
         self._reset_counts(task.id)
@@ -318,6 +327,9 @@ class Tasks:
 
     def _restart(self, task: str, began: str | None) -> None:
         """Roll back to the start of a task."""
+        with block_forks():
+            from agent_checkpoint.session.rollback.rollback_target import task_start
+
         target = task_start(self._state, began)
         if target is None:
             self._state.problems.append(
@@ -352,6 +364,9 @@ class Tasks:
                     )
                 else:
                     parts.append(FILES)
+        with block_forks():
+            from agent_checkpoint.session.rollback.rollback import Rollback
+
         Rollback(self._state, target, parts=parts, label=label, voids=False).run("warn")
 
     def _others_acted_since(self, target: Checkpoint) -> bool:
@@ -374,5 +389,8 @@ class Tasks:
         )
 
     def _show_progress(self, words: str) -> None:
+        with block_forks():
+            from agent_checkpoint.session.task_progress import show_progress
+
         listed = [row for row in self._rows.values() if row.id in self._listed]
         show_progress(sum(row.status in _DONE_STATUSES for row in listed), len(listed), words)

@@ -26,7 +26,6 @@ from agent_checkpoint.manager.async_verbs import await_future, run_to_completion
 from agent_checkpoint.records import Checkpoint, safe_repr, short_repr
 from agent_checkpoint.session.agent_scope import AgentScope
 from agent_checkpoint.session.current_session import (
-    OpenSession,
     current_task,
     enclosing_calls,
     is_nested,
@@ -63,36 +62,19 @@ from agent_checkpoint.session.tools.invoke import awaitables_on_this_loop, run_i
 from agent_checkpoint.session.tools.method_owner import part_name
 from agent_checkpoint.session.tools.recorded_calls import recorded_error
 from agent_checkpoint.session.tools.tool import Tool, check_same_tool, registered_tool
-from agent_checkpoint.store.ledger.ledger_state import (
-    APPROVED,
-    DENIED,
-    PENDING,
-    ApprovalRequest,
-    title_of,
-)
-from agent_checkpoint.workspace.workspace import Workspace
+from agent_checkpoint.store.ledger.ledger_calls import ApprovalRequest
+from agent_checkpoint.store.ledger.ledger_status import APPROVED, DENIED, PENDING, title_of
 
 
 class ToolRunner:
-    """Runs the tools of one agent; the agent as `current_session` returns it."""
+    """Runs the tools of one agent."""
 
     def __init__(self, state: SessionState, scope: AgentScope, tasks: Tasks) -> None:
         self._state = state
         self._scope = scope
         self._tasks = tasks
         self.path = scope.path
-        self.add_notice = state.add_notice
         self._redactor = state.manager.policy.redactor
-
-    @property
-    def session(self) -> OpenSession:
-        """The session's own agent."""
-        return self._state.root.tools
-
-    @property
-    def workspace(self) -> Workspace | None:
-        """The workspace of the session."""
-        return self._state.workspace
 
     def run(self, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a tool. Raises what the tool raises, and CheckpointError if the call is refused."""
@@ -215,7 +197,7 @@ class ToolRunner:
         if call.decision is not None and call.decision.is_replay:
             return self._replay_result(call, call.decision)
         try:
-            with nested_calls(self, call), self._measured(call):
+            with nested_calls(self._scope.tools, call), self._measured(call):
                 result = call.tool.call(call.owner, call.arguments, call.context)
                 if call.is_from_record:  # such as that of a decorated coroutine function
                     result = run_if_awaitable(result)
@@ -238,7 +220,7 @@ class ToolRunner:
             return self._replay_result(call, call.decision)
         stopped: BaseException | None = None
         try:
-            with nested_calls(self, call), self._measured(call):
+            with nested_calls(self._scope.tools, call), self._measured(call):
                 result = call.tool.call(call.owner, call.arguments, call.context)
                 if inspect.isawaitable(result):
                     result = await result
@@ -288,7 +270,7 @@ class ToolRunner:
         if state.replay is not None:
             state.replay.check_live()
         call.subagent = self.path
-        call.task = current_task(self) or self._tasks.only_one_in_progress()
+        call.task = current_task(self._scope.tools) or self._tasks.only_one_in_progress()
         if request is not None:
             call.task, call.part = request.task, request.part
             call.identity, call.digest = request.identity, request.digest
@@ -415,7 +397,9 @@ class ToolRunner:
         with state.writer.lock:
             if request_id not in state.record.pending:
                 state.record.pending.append(request_id)
-        outer = next((one for one in enclosing_calls(self) if isinstance(one, ToolCall)), None)
+        outer = next(
+            (one for one in enclosing_calls(self._scope.tools) if isinstance(one, ToolCall)), None
+        )
         call.within = None if outer is None else outer.call_ref
         if outer is not None and call.within is not None and state.every == "tool":
             # A checkpoint would have a part of its changes. `run_tools` rolls it back.
@@ -435,7 +419,7 @@ class ToolRunner:
     def is_due(self, saved: int | None = None) -> bool:
         """Return whether to save after the last call, or after all since the first `saved`."""
         every, finished = self._state.every, self._scope.finished_calls
-        if is_nested(self) or every in ("task", "manual"):
+        if is_nested(self._scope.tools) or every in ("task", "manual"):
             return False
         before = finished - 1 if saved is None else saved
         return every == "tool" or finished // int(every) > before // int(every)
@@ -502,7 +486,7 @@ class ToolRunner:
             "error": error,
         }
         row.update(ts=time.time(), seconds=0.0, call_id=opened.id, call_ref=row_ref(opened.ref))
-        task = current_task(self) or self._tasks.only_one_in_progress()
+        task = current_task(self._scope.tools) or self._tasks.only_one_in_progress()
         with self._state.writer.lock:
             self._scope.calls.append(row if task is None else {**row, "task": task})
             self._scope.finished_calls += 1

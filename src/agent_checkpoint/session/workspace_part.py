@@ -6,9 +6,8 @@ The session's safety checkpoint includes the files, so a restore does not save a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.errors import Hint, InvalidInputError, StateMismatchError, WorkspaceError
 from agent_checkpoint.records import Checkpoint, short_repr
@@ -16,11 +15,13 @@ from agent_checkpoint.store.objects.references import ObjectRef
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
-from agent_checkpoint.workspace.restore.journal import Decision
-from agent_checkpoint.workspace.restore.plan import Plan
-from agent_checkpoint.workspace.restore.transition import SafetySnapshot
 from agent_checkpoint.workspace.scan.walk import STAGING
 from agent_checkpoint.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from agent_checkpoint.workspace.restore.journal import Decision
+    from agent_checkpoint.workspace.restore.plan import Plan
+    from agent_checkpoint.workspace.restore.transition import SafetySnapshot
 
 
 class WorkspacePart:
@@ -74,22 +75,6 @@ class WorkspacePart:
     def undo_load(self, plan: Plan) -> None:
         """Undo a restore. Raises the same errors as `Workspace.restore`."""
         self.workspace.undo_load(plan)
-
-
-def without_paths(plan: Plan, paths: Iterable[str]) -> Plan:
-    """Return a plan that keeps some paths and their parent directories."""
-    kept = {os.fsencode(path): path for path in paths}
-    rest = Plan(
-        plan.tree,
-        [step for step in plan.steps if step.path not in kept],
-        leave={**plan.leave, **dict.fromkeys(kept.values(), "not in a checkpoint yet")},
-        unseen=plan.unseen,
-        git=plan.git,
-        left=plan.left | kept.keys(),
-    )
-    names = [path.split(b"/") for path in kept]
-    rest.keep({b"/".join(steps[:depth]) for steps in names for depth in range(1, len(steps))})
-    return rest
 
 
 def is_empty(directory: Path) -> bool:

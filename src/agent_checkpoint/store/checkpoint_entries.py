@@ -33,7 +33,7 @@ FORMAT = 1
 MAX_READABLE = 1 << 28
 """The largest entry with an inline state (256 MiB). Such an entry is read into memory whole."""
 
-_HASH_MEMBER = re.compile(rb',\s*"sha256":\s*"([0-9a-f]{64})"\s*}\s*')
+_HASH_MEMBER = rb',\s*"sha256":\s*"([0-9a-f]{64})"\s*}\s*'
 _LONGEST_HASH_MEMBER = 100
 
 
@@ -93,7 +93,7 @@ def open_entry(data: bytes, where: str) -> dict[str, Any]:
             ),
         )
     start = max(0, len(data) - _LONGEST_HASH_MEMBER)
-    match = _HASH_MEMBER.search(data, start)
+    match = re.compile(_HASH_MEMBER).search(data, start)
     if match is None or match.end() != len(data):
         raise IntegrityError(
             f"{where} is corrupt, or was not written by agent-checkpoint: it has no SHA-256. "

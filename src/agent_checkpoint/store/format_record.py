@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent_checkpoint.backends.base import Backend
-from agent_checkpoint.backends.wrappers.encryption_keys import ENCRYPTED, FORMAT_STREAM
+from agent_checkpoint.backends.base import ENCRYPTED, FORMAT_STREAM, Backend
 from agent_checkpoint.errors import (
     ConflictError,
     EncryptionKeyError,
@@ -100,7 +99,7 @@ class FormatRecord:
 
 
 def _check_installed(features: list[str]) -> None:
-    if features and compression.zstd is None:
+    if features and compression.load_zstd() is None:
         raise FormatError(
             "The store uses zstd compression, but zstd is not installed. "
             f"{compression.INSTALL_ZSTD}."

@@ -18,8 +18,7 @@ from agent_checkpoint.records import Entry
 from agent_checkpoint.seal import ENVIRONMENT, entry_key
 
 _HASH = rb'\s*,\s*"sha256":\s*"[0-9a-f]{64}"\s*}\s*'
-_HASH_MEMBER = re.compile(_HASH)
-_SEAL_MEMBER = re.compile(rb'\s*,\s*"seal":\s*"([0-9a-f]{64})"' + _HASH)
+_SEAL_MEMBER = rb'\s*,\s*"seal":\s*"([0-9a-f]{64})"' + _HASH
 _LONGEST_MEMBERS = 200
 
 
@@ -83,7 +82,7 @@ def _key(*, create: bool) -> bytes | None:
 
 
 def _sealed(stream: str, entry: bytes, key: bytes) -> bytes:
-    match = _HASH_MEMBER.search(entry, max(0, len(entry) - _LONGEST_MEMBERS))
+    match = re.compile(_HASH).search(entry, max(0, len(entry) - _LONGEST_MEMBERS))
     if match is None:
         raise AssertionError("unreachable: an entry ends with its hash")
     body = entry[: match.start()]
@@ -94,7 +93,7 @@ def _sealed(stream: str, entry: bytes, key: bytes) -> bytes:
 
 def _is_sealed(stream: str, entry: bytes, key: bytes | None) -> bool:
     start = max(0, len(entry) - _LONGEST_MEMBERS)
-    match = _SEAL_MEMBER.search(entry, start)
+    match = re.compile(_SEAL_MEMBER).search(entry, start)
     if key is None or match is None or match.end() != len(entry):
         return False
     return hmac.compare_digest(match[1], _seal(stream, entry[: match.start()], key))

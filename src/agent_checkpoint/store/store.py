@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from agent_checkpoint import telemetry
@@ -42,7 +42,6 @@ from agent_checkpoint.store.checkpoint_entries import (
 )
 from agent_checkpoint.store.commit_queue import CommitQueue
 from agent_checkpoint.store.format_record import FormatRecord
-from agent_checkpoint.store.import_journal import Import, unfinished_imports
 from agent_checkpoint.store.objects.list_cache import CachedList
 from agent_checkpoint.store.objects.object_cache import ObjectCache
 from agent_checkpoint.store.objects.object_format import PlainObject, missing_objects
@@ -52,6 +51,9 @@ from agent_checkpoint.store.objects.trust import trust_of
 from agent_checkpoint.store.objects.writer import WriteCache, Writer
 from agent_checkpoint.store.sealed_streams import read_entries, sealed_entry
 from agent_checkpoint.store.store_compression import ObjectCodecs
+
+if TYPE_CHECKING:
+    from agent_checkpoint.store.import_journal import Import
 
 _KEY_PREFIX = "key/"
 _IMPORTED = b'"import":'
@@ -351,6 +353,9 @@ class Store:
             IntegrityError: the record of an import is damaged.
             StorageError: the medium failed.
         """
+        with block_forks():
+            from agent_checkpoint.store.import_journal import unfinished_imports
+
         return unfinished_imports(self.backend)
 
     def newest(self, key: str) -> int:

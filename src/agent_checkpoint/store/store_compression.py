@@ -13,11 +13,11 @@ from contextlib import suppress
 from typing import Any
 
 from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import UNUSABLE, FormatError, StorageError
 from agent_checkpoint.store.checkpoint_entries import append_record, open_entry
 from agent_checkpoint.store.objects import compression
 from agent_checkpoint.store.objects.object_format import in_batches, plain_object
-from agent_checkpoint.store.reachability import read_or_reason
 from agent_checkpoint.store.sealed_streams import read_entries
 
 _STREAM = "meta/codecs"
@@ -39,7 +39,7 @@ class ObjectCodecs:
             FormatError: an object is compressed with zstd, which is not installed.
             StorageError: the medium failed.
         """
-        if compression.zstd is not None or not self._backend.properties.can_repack:
+        if compression.find_zstd() is not None or not self._backend.properties.can_repack:
             return
         found, total, position = self._backend.find_objects(compression.ZSTD_CODEC, self._known())
         if found:
@@ -59,8 +59,11 @@ class ObjectCodecs:
         Raises:
             StorageError: the medium failed.
         """
-        if compression.zstd is None or not self._backend.properties.can_repack:
+        if compression.load_zstd() is None or not self._backend.properties.can_repack:
             return 0
+        with block_forks():
+            from agent_checkpoint.store.reachability import read_or_reason
+
         found, total, position = self._backend.find_objects(compression.ZSTD_CODEC, self._known())
         done = 0
         plain = (

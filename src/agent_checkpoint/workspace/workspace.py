@@ -18,17 +18,13 @@ from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError, WorkspaceError
 from agent_checkpoint.options import Driver
 from agent_checkpoint.records import Kind, short_repr
-from agent_checkpoint.store.lookup import find, short_form
-from agent_checkpoint.store.maintenance.safety_checkpoints import prune_safety_checkpoints
 from agent_checkpoint.store.objects.reader import OBJECT
 from agent_checkpoint.store.objects.references import ObjectRef
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.store_argument import store_for
 from agent_checkpoint.workspace.capture import Capture
-from agent_checkpoint.workspace.changes.overlay_upper import OverlayUpper
 from agent_checkpoint.workspace.checkpoint_tree import PART, relative_path, tree_in
-from agent_checkpoint.workspace.directory_key import own_key
 from agent_checkpoint.workspace.ignore.rules import Rules
 from agent_checkpoint.workspace.root_checks import checked_root, clean_up_forks
 from agent_checkpoint.workspace.safe_open import exists
@@ -47,6 +43,7 @@ from agent_checkpoint.workspace.workspace_lock import RootLock
 
 if TYPE_CHECKING:
     from agent_checkpoint.store.store_argument import StoreLike
+    from agent_checkpoint.workspace.changes.overlay_upper import OverlayUpper
     from agent_checkpoint.workspace.fork.fork_directory import ForkDirectory
     from agent_checkpoint.workspace.fork.isolated import ForkNamespace
     from agent_checkpoint.workspace.fork.lowerdir import ForkOrigin
@@ -162,7 +159,12 @@ class Workspace:
 
     def _key_in(self, store: Store) -> str:
         """Return the key of the directory's snapshots in a store."""
-        return self._key or own_key(store, self.path)
+        if self._key:
+            return self._key
+        with block_forks():
+            from agent_checkpoint.workspace.directory_key import own_key  # a session has its own
+
+        return own_key(store, self.path)
 
     @property
     def watch_trouble(self) -> str | None:
@@ -339,6 +341,11 @@ class Workspace:
         if isinstance(paths, (str, os.PathLike)):
             raise InvalidInputError(f"paths= takes a list of paths, such as [{str(paths)!r}].")
         chosen = None if paths is None else tuple(relative_path(self.path, path) for path in paths)
+        with block_forks():
+            from agent_checkpoint.store.maintenance.safety_checkpoints import (
+                prune_safety_checkpoints,
+            )
+
         with self._ready():
             target = self._resolve(tree)
             store, transition = self._store_for(target), self.transition
@@ -507,6 +514,9 @@ class Workspace:
             StorageError: the medium failed.
         """
         if isinstance(tree, str):
+            with block_forks():
+                from agent_checkpoint.store.lookup import find, short_form
+
             base = None if short_form(tree) is None else self.key
             resolved = tree_in(self.store, find(self.store, tree, base=base))
             if resolved is None:

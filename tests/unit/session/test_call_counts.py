@@ -49,7 +49,7 @@ def test_a_row_for_each_as_before_is_read() -> None:
 
 def test_a_copy_goes_on_by_itself() -> None:
     counts = CallCounts([[None, "put", 1]])
-    twin = SessionRecord("k", "f", counts=counts).fork("other", None).counts
+    twin = SessionRecord("k", "f").replaced(counts=counts).fork("other", None).counts
     twin.mark_used(None, "put", 2)
     assert list(counts.rows()) == [[None, "put", 1]]
     assert list(twin.rows()) == [[None, "put", 2]]

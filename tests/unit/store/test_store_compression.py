@@ -29,7 +29,7 @@ from agent_checkpoint.store.store import Store
 from tests.cli.world import run
 from tests.compat.conftest import V1
 
-needs_zstd = pytest.mark.skipif(compression.zstd is None, reason="zstd is not installed")
+needs_zstd = pytest.mark.skipif(compression.load_zstd() is None, reason="zstd is not installed")
 BACKENDS = ["sqlite", "file"]
 TEXT = "some text that packs well, " * 400
 
@@ -48,7 +48,7 @@ def repo(tmp_path: Path) -> Path:
 @contextmanager
 def plain() -> Iterator[None]:
     """Be an installation without zstd."""
-    with mock.patch.object(compression, "zstd", None):
+    with mock.patch.object(compression, "find_zstd", return_value=None):
         yield
 
 

@@ -30,8 +30,8 @@ _ADVICE = {
 # Do not follow a link out of the store, or block on a pipe.
 _SAFE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _GATE_WAIT = 2.0  # seconds
-_NOT_IN_URL = re.compile(r"[^A-Za-z0-9/._~-]+")
-_TEMPORARY_NAME = re.compile(r"[0-9a-f]{24}")
+_NOT_IN_URL = r"[^A-Za-z0-9/._~-]+"
+_TEMPORARY_NAME = r"[0-9a-f]{24}"
 
 FileIdentity = tuple[int, int]
 """The device and inode of a file."""
@@ -64,7 +64,7 @@ def url_quoted(text: str) -> str:
     def escaped(found: re.Match[str]) -> str:
         return "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogateescape"))
 
-    return _NOT_IN_URL.sub(escaped, text)
+    return re.sub(_NOT_IN_URL, escaped, text)
 
 
 def wrong_backend(path: Path, what: str, name: str, *, shared: bool) -> InvalidInputError:
@@ -449,7 +449,7 @@ def sweep_temporary_files(directory: Path) -> None:
         OSError: the file system failed.
     """
     for item in list(scan_directory(directory)):
-        if _TEMPORARY_NAME.fullmatch(item.name) is None:
+        if re.fullmatch(_TEMPORARY_NAME, item.name) is None:
             continue
         if item.is_dir(follow_symlinks=False):
             with suppress(OSError):  # a directory with more than a `name` file is not from a writer

@@ -12,10 +12,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from agent_checkpoint.backends.base import NO_OBJECTS, Backend, BackendProperties, ObjectScan
+from agent_checkpoint.backends.base import (
+    FORMAT_STREAM,
+    NO_OBJECTS,
+    Backend,
+    BackendProperties,
+    ObjectScan,
+)
 from agent_checkpoint.backends.wrapper import WrapperBackend
 from agent_checkpoint.backends.wrappers.encryption_keys import (
-    FORMAT_STREAM,
     EncryptionKey,
     KeyMaterial,
     key_materials,

@@ -13,13 +13,10 @@ import stat
 from collections.abc import Callable, Sequence
 from typing import Any, Union
 
+from agent_checkpoint.backends.base import ENCRYPTED
 from agent_checkpoint.errors import EncryptionKeyError, IntegrityError, InvalidInputError
 from agent_checkpoint.file_trust import other_owner, other_writer
 from agent_checkpoint.named_tuple import NamedTuple
-
-FORMAT_STREAM = "meta/format"
-ENCRYPTED = "encrypted"
-"""The feature in the format record of an encrypted store. Version 0.1 refuses such a store."""
 
 KEY_BYTES = 32
 _SHORTEST = 16

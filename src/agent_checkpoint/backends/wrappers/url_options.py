@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.backends.os_support.posix import url_quoted
-from agent_checkpoint.backends.wrappers.encryption_keys import EnvironmentKey
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import short_repr
+
+if TYPE_CHECKING:
+    from agent_checkpoint.backends.wrappers.encryption_keys import EnvironmentKey
 
 
 def split_options(url: str) -> tuple[str, dict[str, Any]]:
@@ -64,6 +66,9 @@ def _absolute_path(value: str) -> Path:
 
 
 def _key_variable(value: str) -> EnvironmentKey:
+    with block_forks():
+        from agent_checkpoint.backends.wrappers.encryption_keys import EnvironmentKey
+
     if not value.isidentifier():
         raise ValueError
     return EnvironmentKey(value)

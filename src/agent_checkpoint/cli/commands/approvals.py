@@ -26,7 +26,7 @@ from agent_checkpoint.session.effects.edited_arguments import (
     read_json,
     typed_value,
 )
-from agent_checkpoint.store.ledger.ledger_state import ApprovalRequest
+from agent_checkpoint.store.ledger.ledger_calls import ApprovalRequest
 from agent_checkpoint.store.store import Store
 
 EXAMPLES = """

@@ -20,7 +20,7 @@ from agent_checkpoint.cli.output import CommandResult
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import CheckpointError
 from agent_checkpoint.named_tuple import NamedTuple
-from agent_checkpoint.store.ledger.ledger_state import UNDOING, UNKNOWN
+from agent_checkpoint.store.ledger.ledger_status import UNDOING, UNKNOWN
 
 if TYPE_CHECKING:
     from agent_checkpoint.manager.manager import CheckpointManager

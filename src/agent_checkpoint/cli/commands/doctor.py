@@ -190,7 +190,12 @@ def _packages() -> list[_Check]:
     from agent_checkpoint.workspace.scan.reading import chunking
 
     rows = (
-        ("zstd", compression.zstd is not None, "stores created with compression=zstd", "fast"),
+        (
+            "zstd",
+            compression.load_zstd() is not None,
+            "stores created with compression=zstd",
+            "fast",
+        ),
         (
             "orjson",
             canonical_json.orjson is not None,

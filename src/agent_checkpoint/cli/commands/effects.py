@@ -13,7 +13,7 @@ from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.present.fork_points import session_record_of
 from agent_checkpoint.session.effects.outcomes import resolve_effect
 from agent_checkpoint.store.ledger.ledger import Ledger
-from agent_checkpoint.store.ledger.ledger_state import Effect
+from agent_checkpoint.store.ledger.ledger_calls import Effect
 
 EXAMPLES = """
 agent-checkpoint effects                       session of the current directory

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
@@ -19,14 +21,10 @@ from agent_checkpoint.core.captured_fields import (
     version_of,
 )
 from agent_checkpoint.core.class_names import name_of
-from agent_checkpoint.core.codec.arrays import encode_array, is_array, zero_padding
 from agent_checkpoint.core.codec.leaves import leaf_of
-from agent_checkpoint.core.codec.pickles import encode_pickle
 from agent_checkpoint.core.codec.save_policy import NO_POLICY, PickledValueError, SavePolicy
 from agent_checkpoint.core.codec.scalars import encode_float, encode_int, encode_text
-from agent_checkpoint.core.codec.structures import BEYOND_FIELDS, has_hidden_content
 from agent_checkpoint.core.codec.type_hints import hinted_types
-from agent_checkpoint.core.codec.type_registry import type_of
 from agent_checkpoint.core.path_errors import (
     MAX_DEPTH,
     PathError,
@@ -109,7 +107,7 @@ def encode_as_pickle(value: Any, path: str = "agent") -> JsonValue:
         StateError: the value cannot be pickled; the message contains the path.
     """
     with as_state_error(path, value):
-        return {"$pickle": encode_pickle(value)}
+        return {"$pickle": _class_values().encode_pickle(value)}
 
 
 class ItemEncoder:
@@ -251,24 +249,16 @@ class Encoder:
             return self.value(state_of(value), depth)
         if isinstance(value, ObjectRef) or writes_own_objects(value):
             return self._reference(value)  # type: ignore[no-any-return]
-        known = type_of(value, self.types)
+        codecs = _class_values()
+        known = codecs.typed_fields(value, self.types)
         if known is not None:
-            name, structure = known
-            try:
-                fields = structure.encode(value)
-            except Exception as error:
-                raise PathError(f"cannot be encoded as {name} ({cause_text(error)}).") from error
-            if fields is not BEYOND_FIELDS:
-                return {f"$type:{name}": self.value(fields, depth + 1)}
-        if is_array(value):
-            array = encode_array(value)
-            if array is not None:
-                return {"$ndarray": array}
-            value = zero_padding(value)
-        return self._pickle(value)
+            name, fields = known
+            return {f"$type:{name}": self.value(fields, depth + 1)}
+        array, value = codecs.array_of(value)
+        return self._pickle(value) if array is None else {"$ndarray": array}
 
     def _pickle(self, value: Any) -> JsonValue:
-        tree: JsonValue = {"$pickle": encode_pickle(value)}
+        tree: JsonValue = {"$pickle": _class_values().encode_pickle(value)}
         if self.policy.objects_to(value):  # last: a value that cannot be pickled is another error
             raise PickledValueError(value)
         return tree
@@ -286,6 +276,14 @@ class _PolicyCheck(Encoder):
 
     def _pickle(self, value: Any) -> JsonValue:
         return super()._pickle(value) if self.policy.objects_to(value) else None
+
+
+@cache
+def _class_values() -> ModuleType:
+    with block_forks():
+        from agent_checkpoint.core.codec import class_values  # slow to load
+
+    return class_values
 
 
 def _refuse_object(value: Any) -> None:
@@ -326,7 +324,7 @@ def own_state(value: Checkpointable) -> StateDict:
     """
     cls = type(value)
     # A class that overrides state_dict() saves that content itself, and calls this through super().
-    if has_hidden_content(cls) and not overrides(value, "state_dict"):
+    if _class_values().has_hidden_content(cls) and not overrides(value, "state_dict"):
         raise PathError(
             f"cannot be captured: {cls.__name__} inherits from a built-in type whose content is "
             "not in fields. Override state_dict() and load_state_dict() to save it."
@@ -387,3 +385,8 @@ ENCODERS: dict[type, Callable[[Encoder, Any, int], JsonValue]] = {
     ExactText: lambda encoder, value, depth: value,
 }
 """The container types. `core.log` adds its own."""
+
+LOGS: list[type[Any]] = []
+"""The class of logs; `core.log` adds it, so that a state without logs does not load it."""
+LOG_ITEMS: list[type[Any]] = []
+"""The class of their items in a tree, with the member `path`; `core.log` adds it."""

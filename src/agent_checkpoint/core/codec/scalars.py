@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Callable
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
 
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import JsonValue
 from agent_checkpoint.store.canonical_json import exact_float
-from agent_checkpoint.store.objects.splitting import BlobValue
+from agent_checkpoint.store.objects.splitting import BlobValue, as_base64
 
 INT_LIMIT = 2**63
 BLOB_FROM = 1024
 
-_ESCAPED = re.compile(r"(?:[ -\[\]-~]|\\(?:[\\tnr]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}))*")
+_ESCAPED = r"(?:[ -\[\]-~]|\\(?:[\\tnr]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}))*"
 
 
 class Leaf(NamedTuple):
@@ -62,19 +62,24 @@ def _decode_float(data: str) -> float:
 
 def decode_text(data: str) -> str:
     """Decode a string with escapes, as `encode_text` writes it. Raises ValueError."""
-    if _ESCAPED.fullmatch(data) is None:
+    if re.fullmatch(_ESCAPED, data) is None:
         raise ValueError("invalid escape sequence")
     return data.encode("ascii").decode("unicode_escape")
 
 
 def encode_bytes(value: bytes | bytearray) -> Any:
     """Return bytes as base64; large ones as a BlobValue, which a store writes as an object."""
-    return BlobValue(bytes(value)) if len(value) >= BLOB_FROM else base64.b64encode(value).decode()
+    return BlobValue(bytes(value)) if len(value) >= BLOB_FROM else as_base64(value)
 
 
 def decode_bytes(data: str | bytes) -> bytes:
     """Decode the result of `encode_bytes`. Raises ValueError."""
-    return data if isinstance(data, bytes) else base64.b64decode(data, validate=True)
+    if isinstance(data, bytes):
+        return data
+    with block_forks():
+        from base64 import b64decode  # a save does not need it
+
+    return b64decode(data, validate=True)
 
 
 def _encode_complex(value: complex) -> JsonValue:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, overload
 from agent_checkpoint.core.class_names import canonical
 from agent_checkpoint.core.codec.structures import Structure, structure_of
 from agent_checkpoint.core.migrations import parse_version
-from agent_checkpoint.core.stateful import VERSION_FORM
+from agent_checkpoint.core.stateful import is_version
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.records import short_repr
@@ -136,7 +136,7 @@ def type_named(tag: str, hinted: Mapping[str, type]) -> tuple[KnownType, str] | 
     """Return the type of a tag in a checkpoint and the stored version; None if it is not known."""
     name, _, version = tag.rpartition("@")
     readings = [(tag, FIRST_VERSION)]  # first: a name may look like one with a version
-    if name and VERSION_FORM.fullmatch(version):
+    if name and is_version(version):
         readings.append((name, version))
     for stored_name, stored_version in readings:
         for known_name in dict.fromkeys((stored_name, canonical(stored_name))):

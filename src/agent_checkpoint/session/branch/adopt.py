@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.core.external_snapshot import External
@@ -35,7 +34,7 @@ from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_edit import EditedTree
 
 if TYPE_CHECKING:
-    from agent_checkpoint.store.ledger.ledger_state import Effect
+    from agent_checkpoint.store.ledger.ledger_calls import Effect
 
 _MAX_NAMED = 20
 
@@ -137,8 +136,7 @@ class Adoption(Rollback):
             if not fork_record.knows(effects[name].session, effects[name].seq)
         ]
         standing_ids = dict.fromkeys([*unknown, *fork_record.standing, *later])
-        return replace(
-            current,
+        return current.replaced(
             lineage=_merged_lineage(current, fork_record, self._state.ledger.seq),
             ledger=max(current.ledger, fork_record.ledger),
             counts=fork_record.counts.copy(),

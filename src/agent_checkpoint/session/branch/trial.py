@@ -16,7 +16,7 @@ from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.session.tools.call_arguments import describe_call
 from agent_checkpoint.store.ledger.ledger import Ledger
-from agent_checkpoint.store.ledger.ledger_state import Effect
+from agent_checkpoint.store.ledger.ledger_calls import Effect
 from agent_checkpoint.store.lookup import find
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 from agent_checkpoint.workspace.checkpoint_tree import tree_in

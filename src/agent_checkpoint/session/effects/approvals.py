@@ -29,8 +29,10 @@ from agent_checkpoint.redaction import MASKED, PLACEHOLDER
 from agent_checkpoint.session.effects.effect_context import ToolCall
 from agent_checkpoint.session.tools.call_arguments import cleaned, describe_call, encode_for_ledger
 from agent_checkpoint.store.ledger.ledger import Ledger
+from agent_checkpoint.store.ledger.ledger_calls import ApprovalRequest, Effect
 from agent_checkpoint.store.ledger.ledger_records import PREFIX
-from agent_checkpoint.store.ledger.ledger_state import (
+from agent_checkpoint.store.ledger.ledger_state import Epoch
+from agent_checkpoint.store.ledger.ledger_status import (
     APPROVED,
     DENIED,
     PENDING,
@@ -38,9 +40,6 @@ from agent_checkpoint.store.ledger.ledger_state import (
     UNREADABLE,
     USED,
     VOID,
-    ApprovalRequest,
-    Effect,
-    Epoch,
 )
 from agent_checkpoint.store.ledger.lineage import lineages
 from agent_checkpoint.store.store_argument import store_for

@@ -12,7 +12,7 @@ from agent_checkpoint.redaction import Redactor
 from agent_checkpoint.session.effects.idempotency import CallNumber
 from agent_checkpoint.session.tools.call_arguments import describe_call
 from agent_checkpoint.session.tools.tool import Tool
-from agent_checkpoint.store.ledger.ledger_state import ApprovalRequest, Effect
+from agent_checkpoint.store.ledger.ledger_calls import ApprovalRequest, Effect
 
 
 class EffectContext:

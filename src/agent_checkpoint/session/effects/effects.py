@@ -33,13 +33,8 @@ from agent_checkpoint.session.session_record import SessionRecord
 from agent_checkpoint.session.tools.call_arguments import describe_call
 from agent_checkpoint.session.tools.effect_kinds import behaviour_of
 from agent_checkpoint.session.tools.tool import check_same_tool
-from agent_checkpoint.store.ledger.ledger_state import (
-    COMMITTED,
-    UNDONE,
-    UNKNOWN,
-    ApprovalRequest,
-    Effect,
-)
+from agent_checkpoint.store.ledger.ledger_calls import ApprovalRequest, Effect
+from agent_checkpoint.store.ledger.ledger_status import COMMITTED, UNDONE, UNKNOWN
 
 
 class Effects:

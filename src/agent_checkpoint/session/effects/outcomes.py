@@ -25,15 +25,15 @@ from agent_checkpoint.session.tools.call_arguments import cleaned, encode_for_le
 from agent_checkpoint.session.tools.invoke import invoke_by_name, run_if_awaitable, takes_owner
 from agent_checkpoint.session.tools.tool import Tool, registered_tool
 from agent_checkpoint.store.ledger.ledger import Ledger
-from agent_checkpoint.store.ledger.ledger_state import (
+from agent_checkpoint.store.ledger.ledger_calls import Effect
+from agent_checkpoint.store.ledger.ledger_state import Epoch
+from agent_checkpoint.store.ledger.ledger_status import (
     BEFORE,
     COMMITTED,
     FAILED,
     UNDOING,
     UNDONE,
     UNKNOWN,
-    Effect,
-    Epoch,
 )
 
 

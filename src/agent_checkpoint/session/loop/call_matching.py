@@ -7,7 +7,6 @@ where its row and its effect are.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from agent_checkpoint.core.codec.redacted_tree import redact_tree
@@ -16,7 +15,7 @@ from agent_checkpoint.redaction import MASKED
 from agent_checkpoint.session.agent_scope import AgentScope
 from agent_checkpoint.session.open_calls import Before, OpenCall, OpenCalls
 from agent_checkpoint.session.session_state import SessionState
-from agent_checkpoint.store.ledger.ledger_state import Effect
+from agent_checkpoint.store.ledger.ledger_calls import Effect
 from agent_checkpoint.transcripts.dialect import Dialect
 from agent_checkpoint.transcripts.draft import names_of
 from agent_checkpoint.transcripts.fields import plain
@@ -59,8 +58,8 @@ class CallMatching:
             known = OpenCalls()
         elif known.before is not None and known.before.digest == turn.digest(*calls):
             pairs = zip(known.calls, calls)
-            known = replace(
-                known, calls=[call._replace(digest=turn.digest(one)) for call, one in pairs]
+            known = known.with_calls(
+                [call._replace(digest=turn.digest(one)) for call, one in pairs]
             )
         at = int(calls[0].at[0]) if calls else 0
         if known.at == at:
@@ -71,7 +70,7 @@ class CallMatching:
                 if MASKED.search(repr(plain(call.source)))
             }
             fresh = [call._replace(digest=masked.get(call.id, call.digest)) for call in known.calls]
-            known = replace(known, calls=fresh)
+            known = known.with_calls(fresh)
         digests, redacted = map(turn.digest, calls), map(turn.is_redacted, calls)
         return known.renewed(names_of(calls), list(digests), list(redacted), at)
 

@@ -24,13 +24,8 @@ from agent_checkpoint.session.loop.call_matching import CallMatching
 from agent_checkpoint.session.open_calls import OpenCall
 from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.session.tools.call_arguments import as_json, recordable
-from agent_checkpoint.store.ledger.ledger_state import (
-    COMMITTED,
-    FAILED,
-    UNDONE,
-    ApprovalRequest,
-    Effect,
-)
+from agent_checkpoint.store.ledger.ledger_calls import ApprovalRequest, Effect
+from agent_checkpoint.store.ledger.ledger_status import COMMITTED, FAILED, UNDONE
 from agent_checkpoint.transcripts.fields import plain
 from agent_checkpoint.transcripts.report import CallOutcome
 

@@ -50,7 +50,7 @@ class NestedApproval:
             return
         _, target, (_, _, tool, request) = min(targets, key=lambda one: one[0])
         try:
-            with as_current(self._runner):
+            with as_current(self._scope.tools):
                 self._runner.roll_back(tool, target, request)
         except CheckpointError as error:
             self._scope.is_interrupted = True  # so that closing saves no half of it

@@ -43,7 +43,7 @@ from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.session.tool_runner import ToolRunner
 from agent_checkpoint.session.tools.call_arguments import describe_error
 from agent_checkpoint.session.tools.invoke import awaitables_on_this_loop, run_if_awaitable
-from agent_checkpoint.store.ledger.ledger_state import Effect
+from agent_checkpoint.store.ledger.ledger_calls import Effect
 from agent_checkpoint.transcripts import dialect_for
 from agent_checkpoint.transcripts.dialect import Dialect
 from agent_checkpoint.transcripts.draft import Block
@@ -148,7 +148,7 @@ class ToolCalls:
             )
         self._is_running, self._scope.is_interrupted = True, False
         try:
-            with as_current(self._runner):
+            with as_current(self._scope.tools):
                 yield
         except BaseException as error:
             is_stopped = not isinstance(error, (Exception, Suspended))
@@ -205,7 +205,7 @@ class ToolCalls:
                 self._prepare(run, call, block, dialect, known, is_seen=is_seen)
         # The model's decision is durable before it takes effect.
         self._unsaved_reply |= is_new or any(call.ref not in before for call in run.calls)
-        if self._unsaved_reply and self._state.every == "tool" and not is_nested(self._runner):
+        if self._unsaved_reply and self._state.every == "tool" and not is_nested(self._scope.tools):
             names = ", ".join(str(block.name) for block in run.calls.values())
             run.label = self._scope.label(label_of([f"reply: {names}"]) if names else "reply")
         return run

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.errors import InvalidInputError, RevertConflictError
@@ -38,7 +38,7 @@ from agent_checkpoint.session.steps.ownership import (
 )
 from agent_checkpoint.session.steps.step import Step, StepReader
 from agent_checkpoint.store.ledger.ledger import Ledger
-from agent_checkpoint.store.ledger.ledger_state import Effect
+from agent_checkpoint.store.ledger.ledger_calls import Effect
 from agent_checkpoint.store.lookup import find
 from agent_checkpoint.store.objects.references import CapturedState, ReusedPart
 from agent_checkpoint.store.store import Store
@@ -403,7 +403,7 @@ class Revert(Rollback):
         current = files_of(self._store, safety)
         tree, paths = self._merged(current)
         refuse_conflicts(self.reverted, self._conflicts)
-        record = replace(state.record, drift=[])
+        record = state.record.replaced(drift=[])
         parents = parents_of_revert(safety.id, self._pairs)
 
         def append(_: Plan | None) -> Checkpoint:

@@ -11,9 +11,9 @@ restore     restore files and objects; after a crash, the next open completes th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -55,15 +55,15 @@ from agent_checkpoint.session.session_record import (
 )
 from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.session.tools.call_arguments import describe_error
-from agent_checkpoint.session.workspace_part import without_paths
-from agent_checkpoint.store.ledger.ledger_state import UNDONE, Effect
+from agent_checkpoint.store.ledger.ledger_calls import Effect
+from agent_checkpoint.store.ledger.ledger_status import UNDONE
 from agent_checkpoint.store.maintenance.safety_checkpoints import prune_safety_checkpoints
 from agent_checkpoint.store.objects.reader import OBJECT
 from agent_checkpoint.store.objects.references import ObjectRef, ReusedPart
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.restore.journal import Decision
-from agent_checkpoint.workspace.restore.plan import PlanChangedError
+from agent_checkpoint.workspace.restore.plan import Plan, PlanChangedError
 from agent_checkpoint.workspace.restore.transition import SafetySnapshot
 from agent_checkpoint.workspace.tree.snapshot import Tree
 
@@ -182,7 +182,7 @@ class Rollback:
             # Files unchanged since the head are saved in it.
             changed = self._state.files.changed_since(self._store, self._state.writer.head)
             plan.unseen = [path for path in plan.unseen if path in changed]
-            self.report.files = without_paths(plan, plan.unseen) if self._keep_unseen else plan
+            self.report.files = _without_paths(plan, plan.unseen) if self._keep_unseen else plan
         return self.report
 
     def run(self, policy: RollbackEffects, only_if: RollbackReport | None = None) -> RollbackReport:
@@ -339,8 +339,7 @@ class Rollback:
         rewinds, head = self._rewinds_state, self._state.writer.head
         # The state of other agents reflects the ledger as before.
         is_whole = self._all_parts or not any(map(self._is_of_others, head.parts if head else ()))
-        return replace(
-            current,
+        return current.replaced(
             ledger=target_record.ledger if rewinds and is_whole else current.ledger,
             counts=current.counts.replaced(
                 target_record.counts, lambda place: rewinds and self._concerns(path_of_place(place))
@@ -493,3 +492,19 @@ def _selected_parts(target: Checkpoint, parts: Iterable[str] | None) -> tuple[li
             f"{', '.join(available)}."
         )
     return list(dict.fromkeys(names)), paths
+
+
+def _without_paths(plan: Plan, paths: Iterable[str]) -> Plan:
+    """Return a plan that keeps some paths and their parent directories."""
+    kept = {os.fsencode(path): path for path in paths}
+    rest = Plan(
+        plan.tree,
+        [step for step in plan.steps if step.path not in kept],
+        leave={**plan.leave, **dict.fromkeys(kept.values(), "not in a checkpoint yet")},
+        unseen=plan.unseen,
+        git=plan.git,
+        left=plan.left | kept.keys(),
+    )
+    names = [path.split(b"/") for path in kept]
+    rest.keep({b"/".join(steps[:depth]) for steps in names for depth in range(1, len(steps))})
+    return rest

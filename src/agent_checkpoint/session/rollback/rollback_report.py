@@ -13,7 +13,8 @@ from agent_checkpoint.session.agent_scope import part_groups
 from agent_checkpoint.session.tools.effect_kinds import behaviour_of
 from agent_checkpoint.session.tools.tool import registered_tool
 from agent_checkpoint.store.ledger.ledger import Ledger
-from agent_checkpoint.store.ledger.ledger_state import COMMITTED, UNDOING, UNDONE, Effect
+from agent_checkpoint.store.ledger.ledger_calls import Effect
+from agent_checkpoint.store.ledger.ledger_status import COMMITTED, UNDOING, UNDONE
 
 if TYPE_CHECKING:
     from agent_checkpoint.workspace.restore.plan import Plan

@@ -14,7 +14,7 @@ from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import Checkpoint, JsonValue, short_repr
 from agent_checkpoint.redaction import MASK
 from agent_checkpoint.store.ledger.ledger_records import STREAM_MEMBERS
-from agent_checkpoint.store.ledger.ledger_state import REDACTED
+from agent_checkpoint.store.ledger.ledger_status import REDACTED
 from agent_checkpoint.store.ledger.lineage import SESSION
 from agent_checkpoint.store.objects.merkle_list import MerkleListBuilder
 from agent_checkpoint.store.objects.object_cache import ObjectCache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from threading import RLock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint import telemetry
 from agent_checkpoint.errors import (
@@ -24,8 +24,11 @@ from agent_checkpoint.store.ledger.ledger_records import (
     effective_seq,
     wrong_members,
 )
-from agent_checkpoint.store.ledger.ledger_state import Effect, Epoch, LedgerState, in_order
+from agent_checkpoint.store.ledger.ledger_state import Epoch, LedgerState, in_order
 from agent_checkpoint.store.store import Store
+
+if TYPE_CHECKING:
+    from agent_checkpoint.store.ledger.ledger_calls import Effect
 
 
 class Ledger:

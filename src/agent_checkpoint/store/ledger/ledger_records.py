@@ -14,21 +14,18 @@ the number of the replaced record. Records of unknown types, from later versions
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from agent_checkpoint.errors import IntegrityError
-from agent_checkpoint.records import JsonValue, short_repr
+from agent_checkpoint.records import JsonValue, is_utf8, short_repr
 from agent_checkpoint.store.record_stream import RecordStream
 from agent_checkpoint.store.store import Store
 
 PREFIX = "fx/"
 STREAM_MEMBERS = frozenset({"agent_checkpoint", "parts", "sha256"})
 """Members that the stream adds to every record."""
-
-_NO_UTF8 = re.compile("[\ud800-\udfff]")
 
 
 class LedgerStream(RecordStream):
@@ -74,7 +71,7 @@ def wrong_members(record: dict[str, JsonValue]) -> list[str]:
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and _NO_UTF8.search(value) is None
+    return isinstance(value, str) and is_utf8(value)
 
 
 def _is_text_or_none(value: Any) -> bool:

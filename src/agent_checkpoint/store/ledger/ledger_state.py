@@ -1,161 +1,44 @@
 """The state of a ledger: effects and approval requests, built by applying its records in order.
 
 A ledger is append-only: later records change the status of an effect or a request. Does not depend
-on the store, and does not execute effects.
+on the store, and does not execute effects. The classes of effects and requests are loaded with the
+first of them.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.named_tuple import NamedTuple
-from agent_checkpoint.records import JsonValue
 from agent_checkpoint.store.ledger.ledger_records import (
     KNOWN_TYPES,
     check_record,
     damaged_record,
     effective_seq,
 )
+from agent_checkpoint.store.ledger.ledger_status import (
+    APPROVED,
+    BEFORE,
+    COMMITTED,
+    DENIED,
+    FAILED,
+    PENDING,
+    UNDOING,
+    UNDONE,
+    UNKNOWN,
+    USED,
+    VOID,
+)
 
-UNKNOWN, COMMITTED, FAILED, UNDOING, UNDONE = "unknown", "committed", "failed", "undoing", "undone"
-BEFORE = {COMMITTED: {UNKNOWN, FAILED}, FAILED: {UNKNOWN}, UNDOING: {COMMITTED}, UNDONE: {UNDOING}}
-"""Allowed previous statuses of each status. A record that violates this came late; ignored."""
-PENDING, APPROVED, DENIED, USED, VOID = "pending", "approved", "denied", "used", "void"
-REDACTED = "redacted"
-"""The part with redacted arguments, instead of `arguments`: the call cannot run from it."""
-UNREADABLE = "unreadable"
-"""Status of the placeholder in lists for a ledger that cannot be read."""
-
-
-@dataclass(repr=False)
-class _Call:
-    """A tool call in a ledger."""
-
-    id: str
-    session: str
-    tool: str
-    module: str
-    """The module that defines the tool."""
-    identity: str
-    """Hash of the idempotency key. Two effects with the same identity must not both be executed."""
-    digest: str
-    """Hash of the arguments of the call."""
-    seq: int
-    ts: float
-    task: str | None
-    at: str
-    """The id of the head when an effect was started, or of the checkpoint saved with a request."""
-    parts: dict[str, JsonValue]
-    """The arguments, encoded; of an effect also the result, of a request the edited arguments."""
-    words: str
-    """A description for people."""
-    called: str | None
-    """The name of the tool in the model's message, if it is another one."""
-
-    @property
-    def title(self) -> str:
-        """Tool name and hash of the arguments; messages and logs must not contain arguments."""
-        return title_of(self.called or self.tool, self.digest)
-
-    @property
-    def is_redacted(self) -> bool:
-        """Whether only redacted arguments are stored."""
-        return REDACTED in self.parts
-
-
-@dataclass(repr=False)
-class Effect(_Call):
-    """An external side effect that was started, and its status."""
-
-    kind: str
-    also: str | None = None
-    """A second identity, if the approver edited the arguments."""
-    status: str = UNKNOWN
-    note: str = ""
-    described: bool = False
-    """Whether only a description of the result is stored."""
-    generation: int = 0
-    """How many effects with this identity were compensated before."""
-    part: str | None = None
-    """The part of the session whose method the tool is; None if the tool is not a method."""
-    call_id: str | None = None
-    """The id of the call in the model's message, if the session ran it from there."""
-    call_ref: str | None = None
-    """The identity of such a call; see `session/open_calls.py`."""
-    subagent: str | None = None
-    """The path of the sub-agent that made the call; None for the session's own agent."""
-    number: int | None = None
-    """The call number in the identity, if the call has no idempotency key."""
-    is_late: bool = False
-    """Whether `committed` was recorded after the effect had been recorded as failed."""
-
-    def __repr__(self) -> str:
-        return f"<Effect {self.id}: {self.title}, {self.status}>"
-
-    @property
-    def stands(self) -> bool:
-        """Whether the effect was executed, or may have been, and was not compensated."""
-        return self.status in (UNKNOWN, COMMITTED, UNDOING)
-
-
-@dataclass(repr=False)
-class ApprovalRequest(_Call):
-    """An approval request for a tool call."""
-
-    expires: float | None
-    status: str = PENDING
-    answer: str | None = None
-    """Approved or denied. Not changed when the answer is used."""
-    by: str | None = None
-    reason: str | None = None
-    """The reason why the request was denied, is void, or is unreadable."""
-    part: str | None = None
-    call_id: str | None = None
-    call_ref: str | None = None
-    subagent: str | None = None
-    within: str | None = None
-    """The `call_ref` of the model's call whose tool made the call that waits."""
-    answer_seq: int = 0
-    """The number of the record with the answer; another answer has another number."""
-
-    def __repr__(self) -> str:
-        return f"<ApprovalRequest {self.id}: {self.title}, {self.status}>"
-
-    @property
-    def status_text(self) -> str:
-        """The status for display, with the answer if the status does not include it."""
-        if self.status == PENDING and self.is_expired:
-            return "expired"
-        is_included = self.answer in (None, self.status)
-        return self.status if is_included else f"{self.answer}, {self.status}"
-
-    @property
-    def is_expired(self) -> bool:
-        """Whether the request has expired: it cannot be answered, and its answer cannot be used."""
-        return self.expires is not None and time.time() > self.expires
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether the request has an answer that was not used yet and can be revoked."""
-        return self.status in (APPROVED, DENIED)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the request waits for an answer."""
-        return self.status == PENDING and not self.is_expired
+if TYPE_CHECKING:
+    from agent_checkpoint.store.ledger.ledger_calls import ApprovalRequest, Effect
 
 
 def is_keyed(digest: str) -> bool:
     """Return whether a digest is keyed; see `seal.keyed_digest`."""
     return "." in digest
-
-
-def title_of(tool: str, digest: str) -> str:
-    """Return the title of a call: the tool name, and a prefix of the hash of the arguments."""
-    return f"{tool} [{digest[:8]}]"
 
 
 class Epoch(NamedTuple):
@@ -165,25 +48,25 @@ class Epoch(NamedTuple):
     number: int
 
 
-@dataclass(eq=False)
 class LedgerState:
     """The state of one ledger after the records applied so far."""
 
-    lineage: str
-    epochs: dict[str, Epoch] = field(default_factory=dict)
-    effects: dict[str, Effect] = field(default_factory=dict)
-    requests: dict[str, ApprovalRequest] = field(default_factory=dict)
-    finished: set[str] = field(default_factory=set)
-    effects_of: dict[str, dict[str, Effect]] = field(default_factory=dict)
-    """The effects with an idempotency key (`identity`), by id, in order of their start."""
-    effects_of_call: dict[str, dict[str, Effect]] = field(default_factory=dict)
-    """The effects that a call of a model (`call_ref`) has started, by id, in order."""
-    requests_of: dict[str, dict[str, ApprovalRequest]] = field(default_factory=dict)
-    """The approval requests with an idempotency key (`identity`), by id, oldest first."""
-    digests: set[str] = field(default_factory=set)
-    """The hashes of the arguments of all effects and requests."""
-    has_keyed: bool = False
-    """Whether one of the hashes is keyed, because `redact=` found a secret in the arguments."""
+    def __init__(self, lineage: str) -> None:
+        self.lineage = lineage
+        self.epochs: dict[str, Epoch] = {}
+        self.effects: dict[str, Effect] = {}
+        self.requests: dict[str, ApprovalRequest] = {}
+        self.finished: set[str] = set()
+        self.effects_of: dict[str, dict[str, Effect]] = {}
+        """The effects with an idempotency key (`identity`), by id, in order of their start."""
+        self.effects_of_call: dict[str, dict[str, Effect]] = {}
+        """The effects that a call of a model (`call_ref`) has started, by id, in order."""
+        self.requests_of: dict[str, dict[str, ApprovalRequest]] = {}
+        """The approval requests with an idempotency key (`identity`), by id, oldest first."""
+        self.digests: set[str] = set()
+        """The hashes of the arguments of all effects and requests."""
+        self.has_keyed = False
+        """Whether one of the hashes is keyed, because `redact=` found a secret in the arguments."""
 
     def apply(self, seq: int, record: dict[str, Any]) -> None:
         """Apply a checked record.
@@ -210,7 +93,8 @@ class LedgerState:
 
     def become(self, other: LedgerState) -> None:
         """Take over another state; update known objects in place, because callers hold them."""
-        state = LedgerState(self.lineage, other.epochs, finished=other.finished)
+        state = LedgerState(self.lineage)
+        state.epochs, state.finished = other.epochs, other.finished
         for effect in other.effects.values():
             known = self.effects.get(effect.id, effect)
             vars(known).update(vars(effect))
@@ -244,6 +128,9 @@ class LedgerState:
             self.epochs[epoch.session] = epoch
 
     def _started(self, seq: int, record: dict[str, Any]) -> None:
+        with block_forks():
+            from agent_checkpoint.store.ledger.ledger_calls import Effect  # slow to load
+
         effect = Effect(
             id=record["effect"],
             kind=record["kind"],
@@ -289,6 +176,9 @@ class LedgerState:
     _undone = _undoing
 
     def _asked(self, seq: int, record: dict[str, Any]) -> None:
+        with block_forks():
+            from agent_checkpoint.store.ledger.ledger_calls import ApprovalRequest  # slow to load
+
         request = ApprovalRequest(
             id=record["request"],
             expires=record.get("expires"),

@@ -5,7 +5,7 @@ The member `family` in the session part of a checkpoint is the name of the linea
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -72,7 +72,7 @@ def _member(source: Reader | None, checkpoint: Checkpoint, name: str) -> Any:
 
 def new_lineage(key: str) -> str:
     """Return a new, unused lineage for a session of this key."""
-    return f"{key[:200]}.{secrets.token_hex(6)}"
+    return f"{key[:200]}.{os.urandom(6).hex()}"
 
 
 def with_lineage(source: Reader, checkpoint: Checkpoint, lineage: str) -> Checkpoint:

@@ -11,21 +11,15 @@ The extra `fast` installs isal, which reads and writes the same zlib streams fas
 from __future__ import annotations
 
 import zlib
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import FormatError, IntegrityError
 from agent_checkpoint.options import Compression
 from agent_checkpoint.store.objects.varint import read_varint, write_varint
-
-zstd: Any
-try:
-    from compression import zstd  # type: ignore[import-not-found,no-redef]
-except ImportError:
-    try:
-        from backports import zstd
-    except ImportError:  # neither Python 3.14 nor the extra `fast`
-        zstd = None
 
 _RAW, _ZLIB, _ZSTD = b"r", b"z", b"s"
 ZSTD_CODEC = _ZSTD
@@ -42,6 +36,34 @@ _SMALL = 4096
 """Shorter data does not import isal, which takes longer than compressing it."""
 _WINDOW_LOG_MAX = 24
 """Limit of the zstd window (16 MiB): a crafted frame may require a huge window."""
+
+
+@cache
+def find_zstd() -> str | None:
+    """Return the name of the installed module of zstd; None without Python 3.14 and backports.
+
+    Does not load it, which takes longer than a small save: few stores are compressed with zstd.
+    """
+    for package, needed in (("compression", "_zstd"), ("backports", "backports.zstd")):
+        with block_forks():
+            if find_spec(package) is not None and find_spec(needed) is not None:
+                return f"{package}.zstd"
+    return None
+
+
+def load_zstd() -> Any:
+    """Return the module of zstd, or None if it is not installed."""
+    name = find_zstd()
+    return None if name is None else _load(name)
+
+
+@cache
+def _load(name: str) -> Any:
+    with block_forks():
+        try:
+            return import_module(name)
+        except ImportError:  # damaged
+            return None
 
 
 def pack(data: bytes, compression: Compression = "zlib") -> bytes:
@@ -103,8 +125,8 @@ def _pack_zstd(data: bytes) -> bytes:
     try:
         packer = _idle.pop()
     except IndexError:
-        packer = zstd.ZstdCompressor(_LEVEL)
-    packed: bytes = packer.compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
+        packer = load_zstd().ZstdCompressor(_LEVEL)
+    packed: bytes = packer.compress(data, packer.FLUSH_FRAME)
     if len(_idle) < _MOST_COMPRESSORS:
         _idle.append(packer)
     return packed
@@ -139,6 +161,7 @@ def _inflate(data: bytes, size: int) -> tuple[bytes, bool]:
 
 
 def _unpack_zstd(data: bytes, size: int) -> tuple[bytes, bool]:
+    zstd = load_zstd()
     if zstd is None:
         raise FormatError(f"It is compressed with zstd, which is not installed. {INSTALL_ZSTD}.")
     options = {zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX}

@@ -15,7 +15,7 @@ it escapes a user key that begins with `$` by a second `$`.
 
 from __future__ import annotations
 
-import base64
+import binascii
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
@@ -38,6 +38,11 @@ _LONGEST_TAG = 100
 _SHORT = frozenset({int, bool, float, type(None)})
 PIECE = 1 << 20
 """Bytes of `$blob`, or characters of `$text`, per chunk."""
+
+
+def as_base64(data: bytes | bytearray) -> str:
+    """Return bytes as base64. The module `base64` takes a while to load."""
+    return binascii.b2a_base64(data, newline=False).decode()
 
 
 class OutOfLineValue(ABC):
@@ -65,7 +70,7 @@ class BlobValue(OutOfLineValue):
 
     def inline(self, writer: Writer | None = None) -> JsonValue:
         """Return the bytes as base64."""
-        return base64.b64encode(self.data).decode()
+        return as_base64(self.data)
 
 
 class SharedValue(OutOfLineValue):

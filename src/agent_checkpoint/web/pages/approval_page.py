@@ -27,14 +27,8 @@ from agent_checkpoint.session.effects.edited_arguments import fitting_value, rea
 from agent_checkpoint.session.effects.outcomes import resolve_effect
 from agent_checkpoint.session.session_record import SessionRecord, read_session_record
 from agent_checkpoint.store.ledger.ledger import Ledger
-from agent_checkpoint.store.ledger.ledger_state import (
-    REDACTED,
-    UNDOING,
-    UNKNOWN,
-    UNREADABLE,
-    ApprovalRequest,
-    Effect,
-)
+from agent_checkpoint.store.ledger.ledger_calls import ApprovalRequest, Effect
+from agent_checkpoint.store.ledger.ledger_status import REDACTED, UNDOING, UNKNOWN, UNREADABLE
 from agent_checkpoint.web.auth import secrets_equal
 from agent_checkpoint.web.masking import mask_json
 from agent_checkpoint.web.page_text import MAX_NAME, columns, encode_field, link, shown

@@ -11,7 +11,7 @@ from agent_checkpoint.errors import UNUSABLE, CheckpointError
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
 from agent_checkpoint.store.ledger.ledger import Ledger
-from agent_checkpoint.store.ledger.ledger_state import UNDOING, UNKNOWN
+from agent_checkpoint.store.ledger.ledger_status import UNDOING, UNKNOWN
 from agent_checkpoint.web.pages.conversation import tasks
 from agent_checkpoint.web.rendering import Site, int_param, query_params
 from agent_checkpoint.web.state.lazy_state import ReadLimitExceeded, StateReader

@@ -13,7 +13,7 @@ from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.present.fork_points import session_record_of
 from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.store.ledger.ledger_records import PREFIX
-from agent_checkpoint.store.ledger.ledger_state import UNDOING, UNKNOWN
+from agent_checkpoint.store.ledger.ledger_status import UNDOING, UNKNOWN
 from agent_checkpoint.store.store import Store, key_not_found
 from agent_checkpoint.web.timeline.history import Histories, Origin, forks_of
 from agent_checkpoint.web.timeline.key_catalog import KeyCatalog, newest_in

@@ -25,7 +25,7 @@ from agent_checkpoint.named_tuple import NamedTuple
 
 _SLASH, _BACKSLASH, _DASH, _CLOSE = b"/\\-]"
 _SPECIAL = re.compile(rb"[*?[\\]")
-_CLASS = re.compile(rb"\[:([^]]*):\]")
+_CLASS = rb"\[:([^]]*):\]"
 _STAR, _ANYTHING, _DIRECTORIES = b"[^/]*?", b".*?", b"(?:.*?/)??"
 
 _LOWER, _UPPER = frozenset(range(0x61, 0x7B)), frozenset(range(0x41, 0x5B))
@@ -229,7 +229,7 @@ def _bracket(body: bytes, at: int) -> tuple[bytes, int]:
     lowest = 0  # of a range, if a dash follows
     while at == first or _byte(body, at) != _CLOSE:
         char = _byte(body, at)
-        named = _CLASS.match(body, at)
+        named = re.compile(_CLASS).match(body, at)
         if char == _DASH and lowest and _byte(body, at + 1) != _CLOSE:
             at += 1
             at += _byte(body, at) == _BACKSLASH

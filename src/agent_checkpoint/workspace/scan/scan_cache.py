@@ -12,18 +12,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.default_paths import data_home
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import InvalidInputError, StorageError
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.ignore.rules import Rules
-from agent_checkpoint.workspace.scan.index_position import (
-    Position,
-    position_path,
-    read_position,
-    write_position,
-)
 from agent_checkpoint.workspace.scan.stat_index import (
     Index,
     IndexFile,
@@ -33,6 +29,9 @@ from agent_checkpoint.workspace.scan.stat_index import (
 from agent_checkpoint.workspace.tree.dir_state import DirState
 from agent_checkpoint.workspace.tree.snapshot import objects_from
 from agent_checkpoint.workspace.tree.tree_format import put_directory
+
+if TYPE_CHECKING:
+    from agent_checkpoint.workspace.scan.index_position import Position
 
 _REWRITE_AFTER = 64
 """A process that watches rewrites the index when a new process would read this many files again."""
@@ -106,6 +105,9 @@ class ScanCache:
                 self._index = read_index(path)
             if self._index is not None:
                 self.dir_state = self._index.root
+                with block_forks():
+                    from agent_checkpoint.workspace.scan.index_position import read_position
+
                 self.position = read_position(path, self._index.digest)
                 self._index_position = self.position
         self._reads_since_index = 0
@@ -156,6 +158,9 @@ class ScanCache:
         path = self._index_path()
         if path is not None:
             path.unlink(missing_ok=True)
+            with block_forks():
+                from agent_checkpoint.workspace.scan.index_position import position_path
+
             position_path(path).unlink(missing_ok=True)
 
     def index_file(self) -> IndexFile | None:
@@ -198,6 +203,9 @@ class ScanCache:
             if self._index is None or self._index.root is not state:
                 self._index = Index(state, write_index(path, state))
             if position is not None:
+                with block_forks():
+                    from agent_checkpoint.workspace.scan.index_position import write_position
+
                 write_position(path, self._index.digest, position)
         except OSError:  # the index only saves time; the checkpoint is durable
             return

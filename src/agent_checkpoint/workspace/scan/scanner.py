@@ -21,22 +21,20 @@ from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths, WatchError
 from agent_checkpoint.workspace.changes.hard_links import HardLinks
-from agent_checkpoint.workspace.changes.overlay_upper import OverlayUpper
 from agent_checkpoint.workspace.changes.served import Token, changes_since
 from agent_checkpoint.workspace.ignore.rules import CHECKPOINTIGNORE, GITIGNORE, Rules
 from agent_checkpoint.workspace.safe_open import EntryChanged
-from agent_checkpoint.workspace.scan.index_position import Position
 from agent_checkpoint.workspace.scan.nested_stores import is_store
 from agent_checkpoint.workspace.scan.reading.file_reader import FileReader
 from agent_checkpoint.workspace.scan.scan_cache import ScanCache, collection_paused
 from agent_checkpoint.workspace.scan.snapshot_limit import SnapshotLimit
-from agent_checkpoint.workspace.scan.stat_pass import StatPass
 from agent_checkpoint.workspace.scan.walk import TreeWalk
 from agent_checkpoint.workspace.tree.dir_state import DirState
 from agent_checkpoint.workspace.tree.snapshot import objects_from
 
 if TYPE_CHECKING:
     from agent_checkpoint.workspace.changes.inotify import Watcher
+    from agent_checkpoint.workspace.changes.overlay_upper import OverlayUpper
 
 PARALLEL_FROM_FILES = 20_000
 """Stat processes are used from here on: below, starting them takes as long as they save."""
@@ -187,6 +185,9 @@ class Scanner:
         position = None
         # A mount that was there for a moment may have hidden files from the scan.
         if self._token and self._mounts and not self._mounts.have_changed():
+            with block_forks():
+                from agent_checkpoint.workspace.scan.index_position import Position
+
             position = Position(self._token, self._last_full_scan, self._links)
         is_watching = self._source is not None
         self._cache.keep(
@@ -305,6 +306,11 @@ class Scanner:
             return None
         source = None if self._watches_all else self._source
         try:
+            with block_forks():
+                from agent_checkpoint.workspace.scan.stat_pass import (
+                    StatPass,  # not in a first scan
+                )
+
             stat_pass = StatPass(root, None if source is None else source.add)
             index = self._cache.index_file() if source is None else None
             if index is not None and known.files >= PARALLEL_FROM_FILES:

@@ -6,8 +6,8 @@ import os
 from collections import Counter
 from collections.abc import Callable
 
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import Hint, WorkspaceError
-from agent_checkpoint.formatting import format_size
 
 Progress = Callable[[int, int], None]
 """Called during a snapshot with the numbers of files and bytes read so far."""
@@ -57,6 +57,9 @@ class SnapshotLimit:
             self.report()
         if self._max_bytes is not None and self.bytes > self._max_bytes:
             self.report()
+            with block_forks():
+                from agent_checkpoint.formatting import format_size
+
             largest = ", ".join(
                 f"{os.fsdecode(top) or 'files in the root'} ({format_size(size)})"
                 for top, size in self._bytes_by_top.most_common(3)

@@ -9,7 +9,8 @@ import pytest
 from agent_checkpoint import CheckpointManager, ConflictError, IntegrityError, StorageError
 from agent_checkpoint.core.codec.encode import encode
 from agent_checkpoint.store.ledger.ledger import Ledger
-from agent_checkpoint.store.ledger.ledger_state import Effect, Epoch, LedgerState
+from agent_checkpoint.store.ledger.ledger_calls import Effect
+from agent_checkpoint.store.ledger.ledger_state import Epoch, LedgerState
 from agent_checkpoint.store.ledger.lineage import lineages
 from agent_checkpoint.store.record_stream import RecordStream
 

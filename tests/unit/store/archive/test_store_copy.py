@@ -595,7 +595,7 @@ def test_killed_at_any_call_then_gc_and_run_again(after: bool) -> None:
 
 
 def test_a_copy_of_zstd_objects_into_a_store_without_zstd(tmp_path: Path) -> None:
-    if compression.zstd is None:
+    if compression.load_zstd() is None:
         pytest.skip("needs zstd")
     source = CheckpointManager(backend="sqlite", path=tmp_path / "a", compression="zstd")
     fill(source)

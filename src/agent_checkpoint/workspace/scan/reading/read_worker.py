@@ -30,7 +30,7 @@ def main() -> int:
     """Serve requests for files below the open directory `argv[1]`. Returns the exit status."""
     root = int(sys.argv[1])
     compression: Compression = "zstd" if sys.argv[2] == "zstd" else "zlib"
-    if compression == "zstd" and codecs.zstd is None:
+    if compression == "zstd" and codecs.load_zstd() is None:
         return _NO_ZSTD  # it would pack other bytes
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     write_message(answers, None, READY)
