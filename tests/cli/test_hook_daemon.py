@@ -159,7 +159,10 @@ def test_killed_it_is_replaced_and_nothing_is_lost(work: Scene) -> None:
     wait_for(lambda: has_ended(server))
     assert len(work.sockets()) == 1  # stale
     work.tool(3)
-    wait_for(lambda: bool(work.servers()))  # on a busy machine, the hook saves before it is up
+    try:  # on a busy machine, the hook saves before it is up
+        wait_for(lambda: bool(work.servers()), 60)
+    except AssertionError:
+        raise AssertionError(f"no new daemon: {work.log!r}, {work.sockets()}") from None
     (other,) = work.servers()
     assert other != server
     assert tools(work) == ["toolu_2", "toolu_3"]
