@@ -219,3 +219,10 @@ def tried_before(branch, place, parent=None):
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(600)
     return seen
+
+
+def modules(branch, path):
+    """Write the loaded modules of the package to a file outside the workspace."""
+    found = [name for name in sys.modules if name.startswith("agent_checkpoint")]
+    Path(path).write_text(" ".join(found))
+    return 1.0

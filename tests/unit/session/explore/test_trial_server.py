@@ -109,6 +109,28 @@ print(json.dumps([
     assert json.loads(done.stdout) == [[], 1, 0]
 
 
+def test_a_trial_loads_no_module_that_the_server_could_have(session, tmp_path):
+    program = f"""
+import sys
+sys.path.insert(0, {str(Path(agent_checkpoint.__file__).parents[1])!r})
+from agent_checkpoint.session.explore import trial_process, trial_server
+trial_process.preload()
+print(*sys.modules)
+"""
+    command = [sys.executable, "-I", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    with ProcessPoolExecutor(1) as pool:
+        (trial,) = explore(
+            session, strategies.modules, [{"path": str(tmp_path / "loaded")}], executor=pool
+        )
+    assert trial.error is None
+    # The module of the strategies defines tools, and an agent.
+    by_the_user = {"agent_checkpoint.session.tools.tool", "agent_checkpoint.core.checkpointable"}
+    loaded = (tmp_path / "loaded").read_text()
+    late = set(loaded.split()) - set(done.stdout.split()) - by_the_user
+    assert sorted(late) == []
+
+
 def test_where_the_server_is_killed_its_trial_is_reported_and_the_next_is_started(session):
     variants = [{"how": "well"}, {"how": "kill"}, {"how": "well"}]
     with ProcessPoolExecutor(1) as pool:
