@@ -24,7 +24,7 @@ def test_the_readme_has_the_first_row_of_a_target_and_what_is_slower():
     text = summary({"rows": [row.as_json() for row in (FLOOR, MISSED, other, NO_FLOOR)]})
     lines = [line for line in text.splitlines() if line.startswith("| first")]
     assert [line.split(" | ")[0] for line in lines] == ["| first snapshot", "| first load"]
-    assert text.endswith("peer: first load (3.00 x of LangGraph).")
+    assert text.endswith("most of all:\n\n- first load: 3.00 x LangGraph")
 
 
 def sections(*rows, forget=()):
