@@ -7,20 +7,19 @@ the first is a fifteenth of the difference between the times until their last st
 
 from __future__ import annotations
 
+import json
 import os
-import time
+import subprocess
+import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
-from agent_checkpoint import Session, explore
 from bench.explore import FORKS, make_files
 from bench.figures import summary_ms
 from bench.rows import Row
-from bench.strategy import tell_time
+from bench.turns import ROOT
 
 FILES = 9_000
 QUICK_FILES = 900
@@ -34,25 +33,18 @@ def measure(directory: Path, *, quick: bool) -> dict[str, Any]:
     files = QUICK_FILES if quick else FILES
     place = directory / "workspace"
     make_files(place, files)
-    one, beyond = [], []
-    with (
-        patch.dict(os.environ, {"AGENT_CHECKPOINT_HOME": str(directory / "home")}),
-        _one_core(),
-        Session("bench", workspace=place, store=directory / "store") as session,
-        ProcessPoolExecutor(FORKS) as pool,
-    ):
-        session.save()
-        list(pool.map(time.sleep, [0.1] * FORKS))  # each has a job, so each is started
-        _until_last(session, pool, 1)  # not counted: looks once which forks the system can make
-        for _ in range(QUICK_RUNS if quick else RUNS):
-            one.append(_until_last(session, pool, 1))
-            beyond.append((_until_last(session, pool, FORKS) - one[-1]) / (FORKS - 1))
+    runs = QUICK_RUNS if quick else RUNS
+    command = [sys.executable, "-m", "bench.strategy"]
+    command += map(str, (place, directory / "store", FORKS, runs))
+    environment = {**os.environ, "AGENT_CHECKPOINT_HOME": str(directory / "home")}
+    with _one_core():
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True)
+    found = json.loads(done.stdout)
     return {
         "files": files,
-        "one_ns": one,
-        "beyond_ns": beyond,
-        "one_ms": summary_ms(one),
-        "beyond_ms": summary_ms(beyond),
+        **found,
+        "one_ms": summary_ms(found["one_ns"]),
+        "beyond_ms": summary_ms(found["beyond_ns"]),
     }
 
 
@@ -70,13 +62,6 @@ def rows(figures: dict[str, Any]) -> list[Row]:
             absolute=True,
         )
     ]
-
-
-def _until_last(session: Session, pool: ProcessPoolExecutor, variants: int) -> float:
-    """The nanoseconds from the call until the last strategy is called."""
-    began = time.time()
-    outcome = explore(session, tell_time, [{}] * variants, executor=pool)
-    return 1e9 * (max(trial.metrics["at"] for trial in outcome) - began)
 
 
 @contextmanager
