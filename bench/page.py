@@ -61,7 +61,7 @@ def page(results: dict[str, Any]) -> str:
     rows = [Row.from_json(found) for found in results["rows"]]
     misses = [row for row in rows if row.verdict == "misses"]
     floors = {(row.id, row.what): row.peer for row in rows if row.floor}
-    slower = [row for row in rows if row.is_comparison and row.ratio is not None and row.ratio > 1]
+    slower = _slower(rows, 1)
     return _PAGE.format(
         machine=_machine(results["machine"]),
         held=sum(row.verdict == "holds" for row in rows),
@@ -174,20 +174,21 @@ def summary(results: dict[str, Any]) -> str:
             texts = [cells[name] for name in _CELLS[:6]]
             lines.append("| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |")
     verdicts = [row.verdict for row in rows]
-    slower = [
-        row
-        for row in rows
-        if row.is_comparison
-        and not row.peer_name.startswith(_SCALES)
-        and row.ratio is not None
-        and row.ratio > SLOWER
-    ]
-    slower.sort(key=lambda row: -(row.ratio or 0))
+    slower = sorted(_slower(rows, SLOWER), key=lambda row: -(row.ratio or 0))
     held, missed = verdicts.count("holds"), verdicts.count("misses")
     text = f"{held} targets hold, {missed} are missed. {len(slower)} rows are slower or larger than"
     text += f" a peer by more than {SLOWER - 1:.0%}, most of all:"
     most = [f"- {row.what}: {times(row.ratio)} {row.peer_name}" for row in slower[:MOST_SLOWER]]
     return "\n".join([*lines, "", text, "", *most])
+
+
+def _slower(rows: list[Row], above: float) -> list[Row]:
+    """The rows in which ours takes more than a peer, by a ratio above this one."""
+    return [
+        row
+        for row in rows
+        if row.is_comparison and not row.peer_name.startswith(_SCALES) and (row.ratio or 0) > above
+    ]
 
 
 def with_summary(readme: str, results: dict[str, Any]) -> str:
