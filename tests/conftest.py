@@ -1,9 +1,12 @@
 """Every test has its own home: no secret, store or setting of the person who runs it is touched."""
 
+import functools
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from weakref import WeakSet
 
 import pytest
 
@@ -36,6 +39,30 @@ def own_home(monkeypatch: pytest.MonkeyPatch) -> "Iterator[Path]":
         monkeypatch.setenv("AGENT_CHECKPOINT_HOME", str(home / "store"))
         monkeypatch.delenv("AGENT_CHECKPOINT_SECRET", raising=False)
         yield home
+
+
+@pytest.fixture
+def no_session_is_left(monkeypatch):
+    """Close what a test has left open: threads of the next one would find two sessions."""
+    from agent_checkpoint import Session
+    from agent_checkpoint.errors import CheckpointError
+    from agent_checkpoint.session import current_session
+
+    opened = WeakSet()
+    real = Session.__init__
+
+    @functools.wraps(real)
+    def init(session, *args, **options):
+        real(session, *args, **options)
+        opened.add(session)
+
+    monkeypatch.setattr(Session, "__init__", init)
+    yield
+    for session in list(opened):
+        with suppress(CheckpointError):
+            session.close()
+    current_session._open.clear()
+    current_session._forked.clear()
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,9 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Session
 from tests.cli.world import run
-from tests.unit.conftest import no_session_is_left  # noqa: F401
 from tests.unit.trajectory.trajectories import write
+
+pytestmark = pytest.mark.usefixtures("no_session_is_left")
 
 
 @pytest.fixture

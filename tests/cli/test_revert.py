@@ -4,8 +4,9 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Session
 from tests.cli.world import run
-from tests.unit.conftest import no_session_is_left  # noqa: F401
 from tests.unit.trajectory.trajectories import Coding, write
+
+pytestmark = pytest.mark.usefixtures("no_session_is_left")
 
 LINES = "1\n2\n3\n4\n5\n"
 

@@ -10,8 +10,9 @@ import pytest
 from agent_checkpoint import CheckpointManager, Session
 from tests.cli.scene import wait_for
 from tests.cli.world import Ran, run
-from tests.unit.conftest import no_session_is_left  # noqa: F401
 from tests.unit.trajectory.trajectories import Coding, write
+
+pytestmark = pytest.mark.usefixtures("no_session_is_left")
 
 STEPS = [
     ("app", "one\ntwo\nthree\nfour\n"),

@@ -1,34 +1,13 @@
 """What the tests of several packages share."""
 
-import functools
-from contextlib import suppress
-from weakref import WeakSet
-
 import pytest
 
-from agent_checkpoint import CheckpointManager, Session
-from agent_checkpoint.errors import CheckpointError
-from agent_checkpoint.session import current_session
+from agent_checkpoint import CheckpointManager
 
 
 @pytest.fixture(autouse=True)
-def no_session_is_left(monkeypatch):
-    """Close what a test has left open: threads of the next one would find two sessions."""
-    opened = WeakSet()
-    real = Session.__init__
-
-    @functools.wraps(real)
-    def init(session, *args, **options):
-        real(session, *args, **options)
-        opened.add(session)
-
-    monkeypatch.setattr(Session, "__init__", init)
-    yield
-    for session in list(opened):
-        with suppress(CheckpointError):
-            session.close()
-    current_session._open.clear()
-    current_session._forked.clear()
+def no_session_is_left_here(no_session_is_left):
+    """Every unit test closes its sessions."""
 
 
 @pytest.fixture
