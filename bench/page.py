@@ -6,9 +6,10 @@ python -m bench.page       writes both again from the committed results
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from bench.rows import Row
 from bench.table import quantity, row_cells, times
@@ -52,15 +53,18 @@ SUBJECTS = {
     "edit": "Edited list",
 }
 """Titles of the groups of rows, by their ids."""
-Floors = dict[tuple[str, str], Optional[float]]
-"""The figures of the floors, by the id and the work of their rows."""
+Floors = dict[tuple[str, str], list[Row]]
+"""The rows of the floors, by their id and work."""
 
 
 def page(results: dict[str, Any]) -> str:
     """The whole page."""
     rows = [Row.from_json(found) for found in results["rows"]]
     misses = [row for row in rows if row.verdict == "misses"]
-    floors = {(row.id, row.what): row.peer for row in rows if row.floor}
+    floors: Floors = defaultdict(list)
+    for row in rows:
+        if row.floor:
+            floors[row.id, row.what].append(row)
     slower = _slower(rows, 1)
     return _PAGE.format(
         machine=_machine(results["machine"]),
@@ -86,7 +90,8 @@ this page from it.
 is faster or smaller. The spread is p50 / p90 / longest of the runs. `FULL` is `synchronous=FULL` of
 SQLite, which survives a power loss; `NORMAL` survives a killed process only. A floor is a
 small program that does only what its name says, in turn with the others. The column `floor` has its
-ratio to the same peer: a target below it asks for more than saving the rest of the work.
+ratio to the same peer, and its name: a target below it asks for more than saving the rest of the
+work.
 
 ## Missed targets
 
@@ -111,7 +116,7 @@ _CELLS = ("what", "ours", "peer", "ratio", "target", "verdict", "durability")
 
 
 def _table(rows: list[Row], floors: Floors | None = None) -> list[str]:
-    """A line a row; with floors, a last column: what the floor has instead of our ratio."""
+    """A line a row; with floors, a last column: what each floor has instead of our ratio."""
     heads = "| work | ours | peer | ratio | target | | durability | spread, ours | spread, peer |"
     lines = [heads, "|---|---|---|---|---|---|---|---|---|"]
     if floors is not None:
@@ -121,9 +126,14 @@ def _table(rows: list[Row], floors: Floors | None = None) -> list[str]:
         texts = [cells[name] for name in _CELLS]
         texts += [_spread(row.ours_times), _spread(row.peer_times)]
         if floors is not None:
-            texts.append(row_cells(replace(row, ours=floors.get((row.id, row.what))))["ratio"])
+            texts.append("; ".join(_as_ours(row, floor) for floor in floors[row.id, row.what]))
         lines.append("| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |")
     return lines
+
+
+def _as_ours(row: Row, floor: Row) -> str:
+    """The figure of a floor where ours would stand, and what the floor does."""
+    return f"{row_cells(replace(row, ours=floor.peer))['ratio']} {floor.peer_name}"
 
 
 def _spread(times: dict[str, float] | None) -> str:
