@@ -29,6 +29,7 @@ from agent_checkpoint.workspace.fork.lowerdir import (
     open_lowerdir,
     remove_unused_trees,
 )
+from agent_checkpoint.workspace.fork.namespace_view import is_in_any_view
 from agent_checkpoint.workspace.fork.overlay_mount import (
     changes,
     mount_overlay,
@@ -134,8 +135,11 @@ def make_fork(
 def clean_up_all() -> None:
     """Remove the mounts and directories of forks whose processes were killed.
 
-    Failures are ignored: the next call retries them.
+    Failures are ignored: the next call retries them. A process in a view does nothing: it cannot
+    unmount what is mounted outside, and the process that made the view does this already.
     """
+    if is_in_any_view():
+        return
     home = data_home()
     clean_up(home / "forks")
     with suppress(OSError):

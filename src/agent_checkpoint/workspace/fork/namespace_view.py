@@ -127,6 +127,12 @@ def is_in_view(name: str, process: str = "self") -> bool:
     return any(is_called(mount, name) for mount in mounts(process))
 
 
+def is_in_any_view() -> bool:
+    """Return whether this process is in a view."""
+    prefix = os.fsencode(VIEW)
+    return any(mount.kind == b"overlay" and mount.source.startswith(prefix) for mount in mounts())
+
+
 def end_view(name: str) -> None:
     """Kill the processes in the view `name` and wait until they have exited.
 

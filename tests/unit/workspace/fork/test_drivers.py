@@ -429,6 +429,23 @@ except WorkspaceError as error:
     assert not fork.private.exists()
 
 
+def test_a_process_in_a_fork_leaves_the_others_to_those_outside(tmp_path, own_home):
+    if not can_view(tmp_path):
+        pytest.skip("views are refused")
+    lower, forks = tmp_path / "lower", own_home / "store/forks"
+    lower.mkdir()
+    forks.parent.mkdir()
+    left = begin_fork(forks, tmp_path / "private")
+    forget_owner(left.record)
+    places = (lower, tmp_path / "up", tmp_path / "wo", lower)
+    module = "agent_checkpoint.workspace.fork.fork_directory"
+    command = [sys.executable, "-c", f"import {module} as all; all.clean_up_all()"]
+    subprocess.run(view_command(*places, command), check=True, timeout=60)
+    assert left.record.exists()
+    subprocess.run(command, check=True, timeout=60)
+    assert not left.record.exists()
+
+
 def forget_owner(record, **changes):
     """Make a record look as if its process were dead, or whatever is said."""
     found = json.loads(record.read_text())
