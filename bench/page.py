@@ -126,7 +126,8 @@ def _table(rows: list[Row], floors: Floors | None = None) -> list[str]:
         texts = [cells[name] for name in _CELLS]
         texts += [_spread(row.ours_times), _spread(row.peer_times)]
         if floors is not None:
-            texts.append("; ".join(_as_ours(row, floor) for floor in floors[row.id, row.what]))
+            names = [_as_ours(row, floor) for floor in floors[row.id, row.what]]
+            texts.append("; ".join(names) or "-")
         lines.append("| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |")
     return lines
 

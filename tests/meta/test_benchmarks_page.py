@@ -1,6 +1,7 @@
 """The page of the benchmarks: floors beside the missed targets, and results without floors."""
 
 import json
+from dataclasses import replace
 
 from bench.page import PAGE, README, RESULTS, page, summary, with_summary
 from bench.rows import Row
@@ -61,8 +62,18 @@ def test_a_missed_target_has_the_ratio_of_the_floor_to_the_same_peer():
         "| session",
         "| first load",
     ]
-    assert [line.split(" | ")[-1] for line in missed] == ["0.27 x |", "+40.0 ms |", "- |"]
+    assert [line.split(" | ")[-1] for line in missed] == [
+        "0.27 x read and hash all |",
+        "+40.0 ms modules alone |",
+        "- |",
+    ]
     assert {line.count(" |") for line in missed} == {head.count(" |")}
+
+
+def test_several_floors_of_a_missed_target_are_all_named():
+    more = replace(FLOOR, peer=290.0, peer_name="the trees too")
+    (_, missed) = lines_of(sections(MISSED, FLOOR, more)["Missed targets"])
+    assert missed.endswith("| 0.27 x read and hash all; 0.29 x the trees too |")
 
 
 def test_a_floor_is_shown_with_its_group_and_is_no_faster_peer():
