@@ -21,7 +21,7 @@ from concurrent.futures import (
 )
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agent_checkpoint.errors import InvalidInputError, WorkspaceError
 from agent_checkpoint.options import Driver, ForkEffects
@@ -41,6 +41,8 @@ from agent_checkpoint.session.task_progress import show_progress
 from agent_checkpoint.session.tools.call_arguments import describe_error
 from agent_checkpoint.workspace.fork.drivers import ForkPaths, end_fork, this_process
 from agent_checkpoint.workspace.fork.isolated import IsolatedForks
+
+_T = TypeVar("_T")
 
 _POLL_SECONDS = 0.5
 _LONGEST_KEY = 900
@@ -192,15 +194,30 @@ def _run_all(
     apart = stack.enter_context(
         _WorkerTrials(forking, strategy, timeout, is_local=_is_local(executor))
     )
-    jobs = [apart.job(trial) for trial in trials]
+    jobs = (apart.job(trial) for trial in trials)  # the first runs while the others are prepared
     return _completed(_submitted(executor, run_in_worker, jobs, trials), apart.end)
 
 
 def _submitted(
-    executor: Executor, run: Callable[[Any], dict[str, Any]], jobs: list[Any], trials: list[Trial]
+    executor: Executor,
+    run: Callable[[Any], dict[str, Any]],
+    jobs: Iterable[Any],
+    trials: list[Trial],
 ) -> dict[Future[dict[str, Any]], Trial]:
+    futures: dict[Future[dict[str, Any]], Trial] = {}
     try:
-        return {executor.submit(run, job): trial for job, trial in zip(jobs, trials)}
+        for job, trial in zip(jobs, trials):
+            futures[_submit(executor, run, job)] = trial
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        raise
+    return futures
+
+
+def _submit(executor: Executor, run: Callable[[Any], _T], job: Any) -> Future[_T]:
+    try:
+        return executor.submit(run, job)
     except RuntimeError as error:
         raise InvalidInputError(f"The executor does not accept jobs: {error}.") from error
 

@@ -611,6 +611,26 @@ def test_an_executor_that_is_shut_down_meanwhile(session):
         explore(session, stop, VARIANTS, executor=pool)
 
 
+def test_a_trial_that_cannot_be_prepared_cancels_those_before_it(session, monkeypatch):
+    class Waiting(Executor):
+        """Runs nothing."""
+
+        def submit(self, fn, /, *args, **kwargs):
+            futures.append(Future())
+            return futures[-1]
+
+    def encode(parts):
+        if parts["a variant"] == VARIANTS[2]:
+            raise InvalidInputError("no room for the third")
+        return b""
+
+    futures = []
+    monkeypatch.setattr(explore_module, "encode_payload", encode)
+    with pytest.raises(InvalidInputError, match="no room"):
+        explore(session, strategies.score, VARIANTS, executor=Waiting())
+    assert [future.cancelled() for future in futures] == [True, True]
+
+
 def test_an_agent_that_cannot_be_made(session, executor):
     outcome = explore(session, strategies.score, VARIANTS, executor=executor, agent=strategies.no)
     assert all("no agent today" in trial.error for trial in outcome)
