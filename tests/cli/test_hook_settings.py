@@ -19,6 +19,7 @@ from agent_checkpoint.agents.settings.agent_settings import (
     store_of,
     uninstall,
 )
+from agent_checkpoint.agents.settings.hook_health import hook_health
 from agent_checkpoint.agents.settings.jsonc import parse
 from agent_checkpoint.agents.settings.plugin_files import PLUGIN_AGENTS
 from agent_checkpoint.errors import InvalidInputError
@@ -323,13 +324,32 @@ def test_events_that_an_old_version_would_choke_on(
     assert "Already installed" in work.command("hook", "install", "claude-code", PATH=path)
     settings = work.place / "home" / ".claude" / "settings.json"
     hooks = json.loads(settings.read_text())["hooks"]
-    assert ("PostToolBatch" in hooks) == is_known
+    assert ("PostToolUseFailure" in hooks) == is_known
     (programs / "claude").write_text("#!/bin/sh\necho 2.1.200\n")
     (programs / "claude").chmod(0o755)
     work.command("hook", "install", "claude-code", PATH=path)  # after an update
-    assert "PostToolBatch" in json.loads(settings.read_text())["hooks"]
+    assert "PostToolUseFailure" in json.loads(settings.read_text())["hooks"]
     work.command("hook", "uninstall", "claude-code", PATH="/nowhere")
     assert not settings.exists()
+
+
+def test_an_event_of_earlier_versions_is_valid_until_the_next_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "settings.json"
+    form = FORMATS["claude-code"]
+    with monkeypatch.context() as earlier:
+        batch = form._replace(events=(*form.events, "PostToolBatch"))
+        earlier.setitem(FORMATS, "claude-code", batch)
+        events_of.cache_clear()
+        install("claude-code", path)
+    events_of.cache_clear()
+    assert "PostToolBatch" in json.loads(path.read_text())["hooks"]
+    assert installed("claude-code", path)
+    assert not hook_health("claude-code", path, None).is_outdated
+    assert install("claude-code", path)  # the agent no longer waits for that event
+    assert list(json.loads(path.read_text())["hooks"]) == list(events_of("claude-code"))
+    assert installed("claude-code", path)
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:

@@ -92,6 +92,8 @@ def model_server() -> "Iterator[ModelServer]":
 class _Handler(BaseHTTPRequestHandler):
     server: ModelServer
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    """Or the body of an answer waits for the delayed ACK of its head, 40 ms."""
 
     def log_message(self, *_: Any) -> None:
         pass

@@ -22,6 +22,7 @@ from agent_checkpoint.agents.session_lock import LOCK_TIMEOUT, hold_session_lock
 from agent_checkpoint.agents.session_note import PART, TRANSCRIPT, SessionNote, read_note
 from agent_checkpoint.agents.session_presence import record_event, start_of_call
 from agent_checkpoint.agents.state_dir import log_failure
+from agent_checkpoint.agents.store_mounts import remember_mount, unmounted
 from agent_checkpoint.agents.transcript_file import Transcript, remove_stale_replacement
 from agent_checkpoint.backends.registry import open_named
 from agent_checkpoint.core.codec.encode import encode
@@ -189,7 +190,7 @@ class EventSaver:
             if found is not None and found.backend.is_replaced():
                 self._forget(found)
                 found = None
-            found = found or Store(open_named(name or None))
+            found = found or _open_store(name)
             self._stores[name] = found
             if len(self._stores) > _MOST_STORES:
                 self._forget(self._stores.pop(next(iter(self._stores))))
@@ -237,6 +238,17 @@ class EventSaver:
                 while len(self._transcripts) > _MOST_TRANSCRIPTS:
                     self._transcripts.popitem(last=False)
         return found, None
+
+
+def _open_store(name: str) -> Store:
+    """Open a store, which the first save creates. Raises StorageError if it is not mounted."""
+    backend = open_named(name or None)
+    problem = unmounted(backend)
+    if problem is not None:
+        backend.close()
+        raise StorageError(problem)
+    remember_mount(backend)
+    return Store(backend)
 
 
 def session_root(event: Event, before: SessionNote | None, project: str) -> str:

@@ -68,6 +68,8 @@ class SettingsFormat(NamedTuple):
     """Another settings file of a project that the agent reads, which is committed to git."""
     in_project: str = ""
     """A condition of the agent for settings of a project, for the user."""
+    former: tuple[str, ...] = ()
+    """Events that earlier versions of this package installed. They are still saved."""
 
 
 FORMATS = {
@@ -77,11 +79,13 @@ FORMATS = {
         # Not committed to git, because the command contains a path of this machine.
         ".claude/settings.local.json",
         ("UserPromptSubmit", "PreToolUse", "PostToolUse", "PreCompact", "Stop", "SessionEnd"),
-        ("PostToolUseFailure", "PostToolBatch"),
+        ("PostToolUseFailure",),
         1,
         False,
         "Restart running sessions to load the hook.",
         ".claude/settings.json",
+        # The agent waits for each event in turn, and the last call of a batch has its own event.
+        former=("PostToolBatch",),
     ),
     CODEX: SettingsFormat(
         ("CODEX_HOME", "", ".codex"),
@@ -225,8 +229,10 @@ def agent_home(agent: str) -> Path:
 
 
 def installed(agent: str, path: Path, project: Path | None = None) -> bool:
-    """Return whether our hooks are installed, complete and up to date. Raises InvalidInputError."""
-    return _is_installed(agent, _our_commands(agent, path, project))
+    """Return whether our hooks are installed, complete and valid. Raises InvalidInputError."""
+    ours = _our_commands(agent, path, project)
+    former = FORMATS[agent].former
+    return _is_installed(agent, ours) or _is_installed(agent, ours, (*events_of(agent), *former))
 
 
 def store_of(agent: str, path: Path, project: Path | None = None) -> str:
@@ -290,9 +296,12 @@ def _our_commands(agent: str, path: Path, project: Path | None) -> dict[str, lis
     return {event: commands for event, commands in found.items() if commands}
 
 
-def _is_installed(agent: str, ours: dict[str, list[str]]) -> bool:
+def _is_installed(
+    agent: str, ours: dict[str, list[str]], events: tuple[str, ...] | None = None
+) -> bool:
+    """Return whether exactly these events have our command; by default those of this version."""
     command = command_of(agent, _store_in(ours))
-    return bool(ours) and ours == {event: [command] for event in events_of(agent)}
+    return ours == {event: [command] for event in events or events_of(agent)}
 
 
 def _store_in(ours: dict[str, list[str]]) -> str:
@@ -447,7 +456,7 @@ def _parsed(agent: str, path: Path, text: str) -> JsonNode:
         hooks = (root.members or {}).get("hooks")
         if root.members is None or (hooks is not None and hooks.members is None):
             raise ValueError("expected a JSON object in which `hooks` is an object")
-        events = (*FORMATS[agent].events, *FORMATS[agent].newer)
+        events = (*FORMATS[agent].events, *FORMATS[agent].newer, *FORMATS[agent].former)
         if any(node.items is None for event, node in _hooks(root).items() if event in events):
             raise ValueError("the hooks of an event must be an array")
     except (ValueError, RecursionError) as error:

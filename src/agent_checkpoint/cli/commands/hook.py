@@ -32,6 +32,7 @@ from agent_checkpoint.agents.settings.hook_health import (
 )
 from agent_checkpoint.agents.settings.installed_plugins import installed_plugin
 from agent_checkpoint.agents.state_dir import log_file, state_directory
+from agent_checkpoint.agents.store_mounts import unmounted
 from agent_checkpoint.agents.upkeep.disk_budget import (
     BudgetState,
     budget_state,
@@ -332,7 +333,7 @@ def _stores(rows: list[dict[str, Any]]) -> tuple[dict[str, BudgetState], list[st
         with suppress(CheckpointError):  # `stats` reports it
             backend = open_named(name or None)
             place = backend.properties.path
-            problems += [None if place is None else write_problem(place)]
+            problems += [unmounted(backend), None if place is None else write_problem(place)]
             state = budget_state(backend)
             if state is not None:
                 found[describe_store(backend)] = state
