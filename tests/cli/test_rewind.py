@@ -503,6 +503,20 @@ def test_before_the_first_prompt_nothing_was_said(late: Scene) -> None:
     assert late.transcript.read_bytes() == before
 
 
+def test_an_undo_to_a_moment_without_a_transcript(late: Scene) -> None:
+    before = late.transcript.read_bytes()
+    late.command("rewind", "@1", "--yes")
+    late.command("undo", "--yes")
+    assert late.transcript.read_bytes() == before
+    assert "nothing was said yet" in late.command("undo", "--yes")
+    assert not late.transcript.exists()
+    assert list(late.workspace.glob("made-*")) == []
+    late.command("undo", "--yes")
+    assert late.transcript.read_bytes() == before
+    rewound = [row["id"] for row in late.history(CLAUDE) if row["kind"] == "rollback"]
+    assert "nothing was said yet" in late.command("rewind", rewound[-1], "--dry-run")
+
+
 @pytest.mark.parametrize("event", ["pre-tool-use", "post-tool-use"])
 def test_a_call_before_the_agent_created_the_transcript(event: str, tmp_path: Path) -> None:
     with scene(tmp_path, "direct") as work:

@@ -327,6 +327,8 @@ class Rewind:
             # The agent creates the transcript after the first prompt, or even after the first call.
             if note.trouble is not None or self._live is None:
                 return None
+            if note.event == REWIND:  # a rewind reads the transcript itself: there was none
+                return TranscriptChange(self._live, [], live=self._live)
             is_end = moment_of(note.event) == TURN and not is_prompt(note.event)
             if is_end and note.time is None:  # nothing tells what was said then
                 return None

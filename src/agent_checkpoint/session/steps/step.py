@@ -393,9 +393,15 @@ def _noted_prompt(checkpoint: Checkpoint) -> str | None:
 def _prompt_in(item: Any) -> str | None:
     """Return the text of the user in a message, or in a line of a transcript of an agent."""
     message = _inner(item)
-    if message.get("role", message.get("type")) != "user":
+    if message.get("role", message.get("type")) != "user" or _is_internal(item):
         return None
     return _user_text(message.get("content", message.get("parts"))) or None
+
+
+def _is_internal(line: dict[str, Any]) -> bool:
+    """Return whether Claude Code wrote a message that the user did not: context, or a sub-agent."""
+    is_of_user = not isinstance(line.get("message"), dict) or line.get("type") in (None, "user")
+    return not is_of_user or bool(line.get("isMeta") or line.get("isSidechain"))
 
 
 def _inner(item: Any) -> dict[str, Any]:

@@ -114,6 +114,19 @@ def test_prompts_of_a_long_line_need_few_reads(manager, place, monkeypatch):
     assert len(reads) < 20
 
 
+@pytest.mark.parametrize(
+    "line", [{"type": "api-request-blob"}, {"isMeta": True}, {"isSidechain": True}], ids=str
+)
+def test_what_claude_code_adds_is_no_prompt(manager, place, tmp_path, line):
+    agent = Coding(tmp_path / "store", place)
+    agent.prompt("fix it")
+    message = {"role": "user", "content": "<system-reminder> of many pages"}
+    agent.say({"type": "user", "message": message, **line})
+    agent.write("a", "1")
+    agent.close()
+    assert steps(manager, agent.key)[-1].prompt == "fix it"
+
+
 def test_content_in_blocks_is_a_prompt(manager, place):
     with Session("s", workspace=place, store=manager) as session:
         blocks = [{"type": "text", "text": "look"}, {"type": "image", "source": {}}]
