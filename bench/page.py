@@ -93,6 +93,28 @@ small program that does only what its name says, in turn with the others. The co
 ratio to the same peer, and its name: a target below it asks for more than saving the rest of the
 work.
 
+## Terms
+
+| term | meaning |
+|---|---|
+| fast, plain | with the extra `fast` (orjson, isal, zstd), without it; not named: with it |
+| watching | the process has an inotify watch on the directory and has seen every file |
+| new process | no daemon runs: every file is compared with the index. With a daemon, it is asked what has changed |
+| `Log`, list | the messages in an append-only `Log` or in a plain list of the agent; `Log` as a part: beside it |
+| text, noise, raw | messages of English words, of random characters; raw: their bytes as JSON |
+| stored | the files of the closed store; the figure in the pictures is of the open store, with SQLite's log |
+| the reserve | bytes that a store keeps back so that delete and gc work on a full disk |
+| again, first | load by a store that has loaded this checkpoint before, or nothing yet |
+| DeltaChannel | LangGraph's channel that stores the changes of a list |
+| synced, unsynced, scratch | whether a peer syncs its files before it returns; a fork is scratch: it is not synced |
+| bare, imported | a Python that imports nothing; the memory of a process after its imports |
+
+The directory of P1 to P5 and P14 is a checkout of a Python project, and 14 copies of it; that of the
+forks of a session, of peak memory and of the curve over files has small synthetic files, 100 in a
+directory. Times of the two do not compare. Peak memory is what the work needs beyond the imports.
+A tool call of a coding agent runs the hook more than once. The source in the line above is a digest
+of the files of the package.
+
 ## Missed targets
 
 {misses}
@@ -107,7 +129,7 @@ work.
 
 {stops}
 
-![All ratios and their targets](images/bench.svg)
+![All ratios with a target](images/bench.svg)
 
 ## All figures
 {groups}

@@ -144,7 +144,8 @@ def report(results: dict[str, Any], rows: list[Row]) -> None:
     print(f"\n  Targets: {counts or 'none measured'}.")
     for row in rows:
         if row.verdict == "misses":
-            print(f"  MISSES {row.id} {row.what} ({row.durability or 'reads only'})")
+            mode = f" ({row.durability})" if row.durability else ""
+            print(f"  MISSES {row.id} {row.what}{mode}")
     for reason in sorted({row.waiting for row in rows} - {""}):
         print(f"  waiting: {reason}")
 
