@@ -99,21 +99,21 @@ work.
 |---|---|
 | fast, plain | with the extra `fast` (orjson, isal, zstd), without it; not named: with it |
 | watching | the process has an inotify watch on the directory and has seen every file |
-| new process | no daemon runs: every file is compared with the index. With a daemon, it is asked what has changed |
-| `Log`, list | the messages in an append-only `Log` or in a plain list of the agent; `Log` as a part: beside it |
+| new process | compares every file with the index; with a daemon, asks it what has changed |
+| `Log`, list | the agent keeps messages in a `Log` or in a list; as a part: beside the agent |
 | text, noise, raw | messages of English words, of random characters; raw: their bytes as JSON |
-| stored | the files of the closed store; the figure in the pictures is of the open store, with SQLite's log |
+| stored | the files of the closed store; in the pictures of the open one, with SQLite's log |
 | the reserve | bytes that a store keeps back so that delete and gc work on a full disk |
 | again, first | load by a store that has loaded this checkpoint before, or nothing yet |
 | DeltaChannel | LangGraph's channel that stores the changes of a list |
-| synced, unsynced, scratch | whether a peer syncs its files before it returns; a fork is scratch: it is not synced |
+| synced, unsynced | whether a peer syncs its files before it returns; scratch: ours does not |
 | bare, imported | a Python that imports nothing; the memory of a process after its imports |
 
-The directory of P1 to P5 and P14 is a checkout of a Python project, and 14 copies of it; that of the
-forks of a session, of peak memory and of the curve over files has small synthetic files, 100 in a
-directory. Times of the two do not compare. Peak memory is what the work needs beyond the imports.
-A tool call of a coding agent runs the hook more than once. The source in the line above is a digest
-of the files of the package.
+The directory of P1 to P5 and P14 is a checkout of a Python project, and 14 copies of it; that of
+the forks of a session, of peak memory and of the curve over files has small synthetic files, 100 in
+a directory: the times of the two do not compare. Peak memory is what the work needs beyond the
+imports. A tool call of a coding agent runs the hook more than once. The source in the line above is
+a digest of the files of the package.
 
 ## Missed targets
 
