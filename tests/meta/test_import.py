@@ -120,6 +120,25 @@ with Session("key", workspace={str(tmp_path)!r}, store="memory://") as session:
     assert unwanted(loaded, [*SELDOM, *SELDOM_IN_SESSIONS]) == []
 
 
+def test_a_first_save_and_snapshot_load_nothing_slow(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "file").write_text("text")
+    program = f"""
+import os, sys
+sys.modules["orjson"] = None  # it loads much by itself, at the first large value
+os.environ["AGENT_CHECKPOINT_HOME"] = {str(tmp_path / "home")!r}
+from agent_checkpoint import CheckpointManager, Workspace
+with CheckpointManager({f"sqlite://{tmp_path}/store"!r}) as manager:
+    manager.save("key", {{"value": [1, 2.5, {{"text": None}}]}})
+    with Workspace({str(tmp_path / "files")!r}, manager, watch=False) as workspace:
+        workspace.snapshot()
+"""
+    slow = {*SLOW, "shutil", "signal", "subprocess", "tempfile"}
+    allowed = {"datetime", "sqlite3"}  # SQLite's module loads that of dates
+    loaded = {name.partition(".")[0] for name in loaded_by(program)}
+    assert sorted((slow - allowed) & loaded) == []
+
+
 def test_one_name_does_not_load_the_others() -> None:
     modules = loaded_by("from agent_checkpoint import ConflictError")
     ours = [module for module in modules if module.startswith("agent_checkpoint.")]

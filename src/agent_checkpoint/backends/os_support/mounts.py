@@ -121,16 +121,17 @@ def network_file_system(path: Path) -> str | None:
 
     Without a mount table (outside Linux) it is unknown.
     """
-    place = Path(os.path.realpath(path))
-    best: tuple[int, str] = (-1, "")
+    place = os.fsencode(os.path.join(os.path.realpath(path), ""))
+    best, kind = b"", b""
     try:
         for mount in mount_table():
-            at = Path(os.fsdecode(mount.place))
-            if (place == at or at in place.parents) and len(at.parts) >= best[0]:
-                best = (len(at.parts), os.fsdecode(mount.kind))
+            at = mount.place.rstrip(b"/") + b"/"
+            if place.startswith(at) and len(at) >= len(best):
+                best, kind = at, mount.kind
     except OSError:
         return None
-    return best[1] if best[1] in NETWORK else None
+    found = os.fsdecode(kind)
+    return found if found in NETWORK else None
 
 
 def pseudo_devices() -> frozenset[int]:
