@@ -209,22 +209,15 @@ def __getattr__(name: str) -> Any:
     module = _MODULE_OF.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import gc
     from importlib import import_module
 
-    is_collecting = gc.isenabled()
-    gc.disable()  # it would look at every new object many times: an eighth of the time
-    try:
-        if len(sys._current_frames()) > 1:  # another thread may fork meanwhile
-            from agent_checkpoint.backends.os_support.os_fork import block_forks
+    if len(sys._current_frames()) > 1:  # another thread may fork meanwhile
+        from agent_checkpoint.backends.os_support.os_fork import block_forks
 
-            with block_forks():
-                owner = import_module(f"{__name__}.{module}")
-        else:
+        with block_forks():
             owner = import_module(f"{__name__}.{module}")
-    finally:
-        if is_collecting:
-            gc.enable()
+    else:
+        owner = import_module(f"{__name__}.{module}")
     value = owner if module == name else getattr(owner, name)
     globals()[name] = value
     return value
