@@ -1,4 +1,4 @@
-"""The floors of P1 to P3: what is left of a durable snapshot with SHA-256, in Python.
+"""The floors of P1 to P3 and P14: what is left of a durable snapshot with SHA-256, in Python.
 
     python -m bench.workspaces.floors DIRECTORY DATABASE
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import json
 import os
 import resource
 import sqlite3
@@ -39,6 +40,24 @@ import sqlite3
 with sqlite3.connect(sys.argv[2]) as db:
     db.execute("PRAGMA synchronous=FULL")
     db.execute("INSERT INTO rows VALUES (?)", (os.urandom({ROW}),))
+"""
+SERVED = f"""\
+import gc, hashlib, json, os, sqlite3, sys, time
+from agent_checkpoint.workspace.changes.served import changes_since
+directory, database, *files = sys.argv[1:]
+gc.collect()
+cpu, begin = time.process_time_ns(), time.perf_counter_ns()
+import ctypes
+ctypes.CDLL(None).statx
+assert changes_since(os.open(directory, os.O_RDONLY), None), "the daemon does not answer"
+for path in files:
+    with open(path, "rb") as file:
+        hashlib.sha256(file.read()).digest()
+with sqlite3.connect(database) as db:
+    db.execute("PRAGMA synchronous=FULL")
+    db.execute("INSERT INTO rows VALUES (?)", (os.urandom({ROW}),))
+ns, cpu_ns = time.perf_counter_ns() - begin, time.process_time_ns() - cpu
+print(json.dumps(dict(ns=ns, cpu_ns=cpu_ns)))
 """
 
 
@@ -94,6 +113,18 @@ def lstat_and_commit(directory: Path, database: Path) -> None:
     """P3: lstat every entry in a bare Python, and commit one row of a database that is there."""
     command = [sys.executable, "-I", "-S", "-c", PROCESS, str(directory), str(database)]
     subprocess.run(command, check=True)
+
+
+def ask_and_commit(
+    directory: Path, database: Path, files: list[Path], environment: dict[str, str]
+) -> dict[str, Any]:
+    """P14: in a new process, load ctypes, which tells when a directory was created, ask the daemon
+    what changed, read and hash some files, and commit one row of a database that is there.
+    """
+    command = [sys.executable, "-c", SERVED, *map(str, (directory, database, *files))]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 def _fork(share: list[str]) -> int:

@@ -3,7 +3,8 @@
 The daemon is `agent-checkpoint watch` of another, empty directory: it serves all directories of the
 user. The time of ours is that of `Workspace(…).snapshot()`, with opening the store, in a process
 that has imported the library; it is compared with a snapshot of a process that watches (P2). For
-information: the whole process beside git, from its start to its end, as in P3.
+information: the whole process beside git, from its start to its end, as in P3. The floor is a new
+process that asks the daemon, reads and hashes the index and the changed file, and commits 8 kB.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from bench.turns import ROOT
+from bench.workspaces.floors import ask_and_commit, make_database
 from bench.workspaces.process import new_process
 from bench.workspaces.stage import WARM_UP, Stage, Taken, environment_of, processes, told
 
@@ -35,11 +38,22 @@ def measure_served(stage: Stage) -> None:
     def by_us() -> Taken:
         return processes(lambda: seen.append(new_process(stage, watch=True)))
 
+    database = stage.place / "floor of served.db"
+    make_database(database).close()
+
+    def by_floor(changed: Path) -> Taken:
+        indexes = (stage.home / "index").iterdir()
+        files = [max(indexes, key=lambda path: path.stat().st_size), changed]
+        environment = environment_of(stage.home)
+        return told(ask_and_commit(stage.checkout.path, database, files, environment))
+
     with _daemon(stage):
         for turn in range(-FIRST, stage.rounds.process):
             is_counted = turn >= 0
-            stage.change()
+            changed, _ = stage.change()
             stage.note("served" if is_counted else WARM_UP, "ours", snapshot())
+            if is_counted:
+                stage.note("served", "floor", by_floor(changed))
             stage.change()
             sides = stage.present(ours=by_us, git=lambda: processes(stage.git.snapshot))
             stage.take_turns("served process" if is_counted else WARM_UP, turn, sides)

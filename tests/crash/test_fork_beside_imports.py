@@ -159,13 +159,12 @@ def test_forks_at_many_moments_of_a_first_save(tmp_path, scheme, full_faults, tr
 
 LAZY = ("backends", "store", "core", "manager", "session", "workspace")
 FIRST_LOADED_ELSEWHERE = {"core/codec/arrays.py"}  # but for what it decodes, which is tested above
-BEFORE_THE_GATE = {"backends/os_support/os_fork.py"}  # logging, before the hooks are registered
 A_PROGRAM = {"session/explore/trial_process.py"}
 
 
 def test_every_import_within_a_function_is_behind_the_gate():
     """All that is loaded at its first use, and so perhaps beside a fork."""
-    allowed = FIRST_LOADED_ELSEWHERE | BEFORE_THE_GATE | A_PROGRAM
+    allowed = FIRST_LOADED_ELSEWHERE | A_PROGRAM
     found = []
     for package in LAZY:
         for path in sorted((PACKAGE / package).rglob("*.py")):

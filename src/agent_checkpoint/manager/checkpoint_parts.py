@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint import telemetry
 from agent_checkpoint.backends.os_support.os_fork import block_forks
-from agent_checkpoint.core.codec.encode import NewWriter
 from agent_checkpoint.core.codec.save_policy import NO_POLICY, SavePolicy
 from agent_checkpoint.core.path_errors import as_state_error
-from agent_checkpoint.core.state_codec import encode_state
 from agent_checkpoint.core.stateful import is_stateful
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
 from agent_checkpoint.options import StateFormat
@@ -24,6 +22,7 @@ from agent_checkpoint.store.canonical_json import exact_float
 from agent_checkpoint.store.objects.reader import Reader
 
 if TYPE_CHECKING:
+    from agent_checkpoint.core.codec.encode import NewWriter
     from agent_checkpoint.core.live_objects import LiveObjects
     from agent_checkpoint.redaction import Redactor
 
@@ -68,6 +67,9 @@ def capture(
         InvalidInputError: the argument has no parts; see `parts_of`.
         StateError: a value cannot be captured.
     """
+    with block_forks():
+        from agent_checkpoint.core.state_codec import encode_state  # reading does without
+
     parts = parts_of(subject)
     with telemetry.operation("capture"):
         return {

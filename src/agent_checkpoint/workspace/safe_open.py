@@ -312,7 +312,7 @@ def is_open_for_writing(fd: int) -> bool:
     if not hasattr(fcntl, "F_SETLEASE"):
         return False
     with block_forks():
-        from signal import SIGURG  # slow to load, and seldom needed
+        from _signal import SIGURG  # type: ignore[import-not-found] # `signal` is slow to load
 
     try:
         # Opening the file during the lease signals us: SIGURG is ignored by default, SIGIO kills.

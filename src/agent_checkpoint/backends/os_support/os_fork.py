@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit  # noqa: F401 - `weakref.finalize` imports it at its first use
 import fcntl
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -45,6 +46,8 @@ class _Gate:
 _gate = _Gate()
 _closed_before: WeakSet[SupportsClose] = WeakSet()
 _lock_files: dict[int, LockFile] = {}
+_is_before_logging = False
+"""Whether our hooks were registered before those of `logging`."""
 
 
 def close_before_fork(pool: SupportsClose) -> None:
@@ -164,9 +167,31 @@ def _before_fork() -> None:
     gate = _gate
     gate.changed.acquire()
     own = getattr(gate.mine, "depth", 0)  # a thread does not wait for itself
-    gate.changed.wait_for(lambda: gate.inside <= own, timeout=_LONGEST_WAIT)
-    for pool in list(_closed_before):
-        pool.close()
+    with _logging_unlocked():
+        gate.changed.wait_for(lambda: gate.inside <= own, timeout=_LONGEST_WAIT)
+        for pool in list(_closed_before):
+            pool.close()
+
+
+@contextmanager
+def _logging_unlocked() -> Iterator[None]:
+    """Release the lock of `logging` for the block, if its hook took it for this fork before ours.
+
+    Hooks before a fork run in reverse order of registration, so that of a `logging` that is loaded
+    later runs first: a thread behind the gate that logs would wait for the forking thread, which
+    waits for it. To load `logging` before would take longer than a save.
+    """
+    lock = getattr(sys.modules.get("logging"), "_lock", None) if _is_before_logging else None
+    try:
+        if lock is not None:
+            lock.release()
+    except RuntimeError:  # another thread is loading it: its hook is not registered yet
+        lock = None
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.acquire()
 
 
 def _after_fork_in_child() -> None:
@@ -180,11 +205,9 @@ def _after_fork_in_child() -> None:
 
 @cache
 def _register_hooks() -> None:
-    """Register the hooks, at the first use of the gate: `logging` is slow to load."""
-    # Hooks before a fork run in reverse order of registration. The hook of `logging` takes a lock:
-    # it must run after ours, or a logging thread behind the gate deadlocks with the forking thread.
-    import logging  # noqa: F401
-
+    """Register the hooks, at the first use of the gate."""
+    global _is_before_logging
+    _is_before_logging = not hasattr(sys.modules.get("logging"), "captureWarnings")  # its last name
     os.register_at_fork(
         before=_before_fork,
         after_in_parent=lambda: _gate.changed.release(),
