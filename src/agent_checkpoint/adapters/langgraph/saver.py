@@ -106,6 +106,7 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         self.workspace = workspace
         """The directory whose files each checkpoint contains, if any."""
         self._threads = ThreadLines(self.manager, prefix)
+        self._last_codec = ValueCodec(self.serde)
         self._bound: set[str] = set()
 
     def with_serde(self, serde: SerializerProtocol) -> CheckpointSaver:
@@ -483,7 +484,9 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
 
     @property
     def _codec(self) -> ValueCodec:
-        return ValueCodec(self.serde)  # LangGraph replaces `serde` in copies of a saver
+        if self._last_codec.serde is not self.serde:  # LangGraph replaces it in copies of a saver
+            self._last_codec = ValueCodec(self.serde)
+        return self._last_codec
 
     def _load_tuple(self, line: Line, checkpoint_id: str) -> CheckpointTuple | None:
         # The writes first: a checkpoint that is still there afterwards had all of them.

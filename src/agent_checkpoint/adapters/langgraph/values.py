@@ -46,9 +46,9 @@ class ValueCodec:
         if self.is_msgpack and kind == "msgpack":
             # Extensions of others need not contain msgpack, and imported data may be damaged.
             with suppress(ValueError, RecursionError):
-                found = _unpacked(data)
+                found, again = _unpacked_and_packed(data)
                 # A dict of the user may look like an extension, and not all packs the same way.
-                if not _is_serialized(found) and _packed(found) == data:
+                if not _is_serialized(found) and again == data:
                     return found
         return {_SERDE: [kind, data]}
 
@@ -149,6 +149,16 @@ class ListChannel:
                 break
             same += 1
         return same
+
+
+def _unpacked_and_packed(data: bytes) -> tuple[Any, bytes]:
+    """Return the tree of serialized data, and the tree serialized again."""
+    if _EXT.encode() not in data:  # no dict looks like an extension
+        with suppress(ValueError):  # it has extensions
+            found = ormsgpack.unpackb(data, option=_OPTIONS)
+            return found, ormsgpack.packb(found, option=_OPTIONS)
+    found = _unpacked(data)
+    return found, _packed(found)
 
 
 def _unpacked(data: bytes) -> Any:
