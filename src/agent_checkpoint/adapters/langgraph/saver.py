@@ -289,7 +289,7 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         record: dict[str, Any] = {"task": task_id, "path": task_path, "writes": {}}
         for index, (channel, value) in enumerate(writes):
             index = WRITES_IDX_MAP.get(channel, index)
-            write = {"channel": channel, "value": self._codec.encode_write(value)}
+            write = {"channel": channel, "value": self._codec.encode_write(value, line.written)}
             record["writes"][str(index)] = write
         # An error or an interrupt ends the run: no checkpoint follows.
         is_result = not any(channel in WRITES_IDX_MAP for channel, _ in writes)
@@ -535,7 +535,8 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
             ):
                 encoded[name] = known.encoded[name]
             elif type(value) is list:
-                encoded[name] = line.lists.setdefault(name, ListChannel(codec)).update(value)
+                channel = line.lists.setdefault(name, ListChannel(codec, line.written))
+                encoded[name] = channel.update(value)
             else:
                 encoded[name] = {"value": codec.encode(value)}
         return encoded

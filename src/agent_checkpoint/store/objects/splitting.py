@@ -25,7 +25,13 @@ from agent_checkpoint.records import JsonValue
 from agent_checkpoint.store.canonical_json import write_all_json, write_json
 from agent_checkpoint.store.objects.decode_budget import pieces_cost, text_cost
 from agent_checkpoint.store.objects.merkle_list import MerkleListBuilder
-from agent_checkpoint.store.objects.object_format import BLOB, TEXT, TerminalRef
+from agent_checkpoint.store.objects.object_format import (
+    BLOB,
+    TEXT,
+    PackedObject,
+    TerminalRef,
+    make_object,
+)
 from agent_checkpoint.store.objects.writer import Writer
 
 IN_ENTRY = 1024
@@ -78,15 +84,27 @@ class SharedValue(OutOfLineValue):
 
     def __init__(self, tree: JsonValue) -> None:
         self.tree = tree
+        self._made: tuple[str, PackedObject, int] | None = None
 
     def store(self, writer: Writer, refs: list[str]) -> bytes:
         """Put the value as an object, unless its tag is all that is left of it."""
-        below: list[str] = []
-        text = _text(self.tree, IN_OBJECT, writer, below)
-        if len(text) <= _LONGEST_TAG:
-            refs += below
-            return text
-        return _put_text(text, len(text), writer, below, refs)
+        made, self._made = self._made, None  # for one more use: a third one is rare
+        if made is None:
+            below: list[str] = []
+            text = _text(self.tree, IN_OBJECT, writer, below)
+            if len(text) <= _LONGEST_TAG:
+                refs += below
+                return text
+            if below:
+                return _put_text(text, len(text), writer, below, refs)
+            name, plain = make_object(TEXT, text)
+            made = self._made = name, PackedObject(*plain), text_cost(text)
+        name, packed, decode_cost = made
+        writer.adopt({name: packed})
+        writer.size += packed.size - packed.start
+        writer.decode_cost += decode_cost
+        refs.append(TerminalRef(name))
+        return write_json({"$ref": name})
 
     def inline(self, writer: Writer | None = None) -> JsonValue:
         """Return the value."""
