@@ -8,7 +8,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import get_ident
 from weakref import finalize
@@ -58,6 +58,7 @@ _TIMEOUT = 10.0
 _BUSY_PAUSE = 0.05
 _ALMOST_FULL = 64 << 10  # free bytes at which the disk counts as full
 _PERMISSION_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_PRAGMA: AbstractContextManager[None] = nullcontext()
 _abandoned: list[sqlite3.Connection] = []  # connections of a parent process: never closed here
 
 
@@ -182,34 +183,33 @@ class Connections:
             StorageError: the medium failed or the store was removed; nothing was committed.
             IntegrityError: the database is damaged, or is not a store.
         """
-        with ExitStack() as stack:
+        is_again = False
+        while True:
+            is_begun = False
             try:
-                db = stack.enter_context(self._begin_transaction(durable=durable))
+                with (
+                    self.connection() as db,
+                    pragma(db, "synchronous", "FULL") if durable else _NO_PRAGMA,
+                ):
+                    _begin(db, self.lock_timeout)
+                    try:
+                        db.execute(_NO_OP_WRITE)
+                        is_begun = True
+                        yield db
+                        # Last: the commit must go to the store at the path.
+                        self._check(db)
+                        db.execute("COMMIT")
+                    except BaseException:
+                        with suppress(sqlite3.Error):
+                            db.execute("ROLLBACK")
+                        raise
+                return
             except StorageError as error:
                 # Out of file descriptors, SQLite opens a database read-only. That connection is
                 # closed now: retry with a new one.
-                if "readonly" not in str(error.__cause__):
+                if is_begun or is_again or "readonly" not in str(error.__cause__):
                     raise
-                db = stack.enter_context(self._begin_transaction(durable=durable))
-            yield db
-
-    @contextmanager
-    def _begin_transaction(self, *, durable: bool) -> Iterator[sqlite3.Connection]:
-        with (
-            self.connection() as db,
-            pragma(db, "synchronous", "FULL") if durable else nullcontext(),
-        ):
-            _begin(db, self.lock_timeout)
-            try:
-                db.execute(_NO_OP_WRITE)
-                yield db
-                # Last: the commit must go to the store at the path.
-                self._check(db)
-                db.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):
-                    db.execute("ROLLBACK")
-                raise
+                is_again = True
 
     def check_write_lock(self) -> None:
         """Check that the store is at the path and its write lock is still held.
@@ -509,24 +509,33 @@ def _close_all(idle: list[_Connection], pid: int) -> None:
                 _abandoned.append(db)
 
 
-@contextmanager
-def wrap_sqlite_errors(database: Path, on_io_error: Callable[[], None]) -> Iterator[None]:
+class wrap_sqlite_errors:  # a class: a generator costs more
     """Convert sqlite3 errors in the block.
 
     Raises:
         StorageError: the medium failed; retryable if the database stayed busy.
         IntegrityError: the database is damaged, or is not an SQLite database.
     """
-    try:
-        yield
-    except sqlite3.DatabaseError as error:
-        text = str(error)
+
+    __slots__ = ("_database", "_on_io_error")
+
+    def __init__(self, database: Path, on_io_error: Callable[[], None]) -> None:
+        self._database = database
+        self._on_io_error = on_io_error
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if not isinstance(error, sqlite3.DatabaseError):
+            return
+        text, database = str(error), self._database
         if any(sign in text for sign in ("malformed", "not a database", "corrupt")):
             raise IntegrityError(
                 f"The database {database} is damaged ({text}). Restore it from a backup."
             ) from error
         if "I/O" in text:
-            on_io_error()
+            self._on_io_error()
         busy = "locked" in text or "busy" in text
         no_room = not busy and _is_disk_full(text, database)
         advice = ""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from agent_checkpoint.errors import CheckpointError, StateError
@@ -88,34 +87,47 @@ class TooDeepError(PathError):
         )
 
 
-@contextmanager
-def as_state_error(root: str, value: Any = None) -> Iterator[None]:
+class as_state_error:  # a class: a generator costs more than encoding a small value
     """Convert a PathError in the block into a StateError whose message contains the whole path.
 
     Raises:
         StateError: instead of PathError and RecursionError, with the original cause.
     """
-    try:
-        yield
-    except (TooDeepError, RecursionError) as error:
-        cycle = find_cycle(value)
-        if cycle is None:
-            if isinstance(error, TooDeepError):
-                raise StateError(error.message(root)) from None
-            raise StateError(
-                f"{root} is nested deeper than the remaining Python stack or {MAX_DEPTH} levels. "
-                "Flatten it, or call this with a shallower stack."
-            ) from None
-        outermost = cycle.segments[-1]
-        kind = next((type_name(part) for name, part in children(value) or () if name == outermost))
-        inner = f" contains a cycle: {cycle.path(root)}" if len(cycle.segments) > 1 else ""
-        raise StateError(
-            f"{root}{outermost} ({kind}){inner} refers back to a value that contains it. A state "
-            "must not have cycles: remove the reference, or keep it in an attribute with a leading "
-            "underscore."
-        ) from None
-    except PathError as error:
-        raise error.error_type(error.message(root)) from error.__cause__
+
+    __slots__ = ("_root", "_value")
+
+    def __init__(self, root: str, value: Any = None) -> None:
+        self._root = root
+        self._value = value
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, (TooDeepError, RecursionError)):
+            raise _too_deep(self._root, self._value, error) from None
+        if isinstance(error, PathError):
+            raise error.error_type(error.message(self._root)) from error.__cause__
+
+
+def _too_deep(root: str, value: Any, error: Exception) -> StateError:
+    """Return the error for a value that is nested too deeply, or refers to itself."""
+    cycle = find_cycle(value)
+    if cycle is None:
+        if isinstance(error, TooDeepError):
+            return StateError(error.message(root))
+        return StateError(
+            f"{root} is nested deeper than the remaining Python stack or {MAX_DEPTH} levels. "
+            "Flatten it, or call this with a shallower stack."
+        )
+    outermost = cycle.segments[-1]
+    kind = next((type_name(part) for name, part in children(value) or () if name == outermost))
+    inner = f" contains a cycle: {cycle.path(root)}" if len(cycle.segments) > 1 else ""
+    return StateError(
+        f"{root}{outermost} ({kind}){inner} refers back to a value that contains it. A state "
+        "must not have cycles: remove the reference, or keep it in an attribute with a leading "
+        "underscore."
+    )
 
 
 def key_segment(key: Any, *, whole: bool = False) -> str:

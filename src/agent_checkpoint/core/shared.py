@@ -33,6 +33,15 @@ class Shared:
         return f"Shared({self.value!r})"
 
 
+class SharedConstant(Shared):
+    """A Shared whose value never changes, without objects of a class: it is encoded only once."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self.encoded: tuple[int, SharedValue] | None = None
+        """The depth at which it was encoded, and the result."""
+
+
 def _unwrapped(value: Any) -> Any:
     return value
 
@@ -41,4 +50,12 @@ def _encode(encoder: Encoder, shared: Any, depth: int) -> Any:
     return SharedValue(encoder.value(shared.value, depth))
 
 
+def _encode_once(encoder: Encoder, shared: Any, depth: int) -> Any:
+    known = shared.encoded
+    if known is None or known[0] < depth:  # deeper down it may be too deep
+        known = shared.encoded = depth, _encode(encoder, shared, depth)
+    return known[1]
+
+
 ENCODERS[Shared] = _encode
+ENCODERS[SharedConstant] = _encode_once

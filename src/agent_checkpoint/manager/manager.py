@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
@@ -446,11 +446,8 @@ class CheckpointManager:
         Raises:
             InvalidInputError: the key or the name is not a non-empty string of at most 1 KiB.
         """
-        with block_forks():
-            from agent_checkpoint.manager.record_log import RecordLog  # slow to load
-
         check_name(key, "The key", self.policy.redactor)
-        return RecordLog(self.store, check_key(key), check_key(name), self.policy)
+        return _record_log()(self.store, check_key(key), check_key(name), self.policy)
 
     def list_records(self, prefix: str = "") -> list[tuple[str, str]]:
         """Return the record logs of the keys that begin with the prefix: key and name, sorted.
@@ -925,6 +922,14 @@ def _redactor(redact: Redact | None) -> Redactor | None:
         from agent_checkpoint.redaction import redactor_of  # slow to load
 
     return redactor_of(redact)
+
+
+@cache
+def _record_log() -> type[RecordLog]:
+    with block_forks():
+        from agent_checkpoint.manager.record_log import RecordLog  # slow to load
+
+    return RecordLog
 
 
 def _parent_ids(parents: Sequence[str] | None) -> tuple[str, ...] | None:

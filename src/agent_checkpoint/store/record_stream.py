@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -30,7 +31,12 @@ RECORD_LOGS = "meta/records/"
 
 def record_log_stream(key: str, name: str) -> str:
     """Return the name of the stream of a record log; key and name are percent-encoded."""
-    return f"{RECORD_LOGS}{quote(key, '')}/{quote(name, '')}"
+    return f"{RECORD_LOGS}{_quoted(key)}/{quote(name, '')}"
+
+
+@lru_cache(maxsize=64)
+def _quoted(key: str) -> str:
+    return quote(key, "")
 
 
 def record_logs(store: Store, prefix: str = "") -> Iterator[tuple[str, str]]:

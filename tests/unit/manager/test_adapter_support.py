@@ -16,6 +16,8 @@ from agent_checkpoint import (
     StateError,
     copy,
 )
+from agent_checkpoint.core.shared import SharedConstant
+from agent_checkpoint.store.objects.compression import pack
 
 
 def test_a_checkpoint_can_have_parents_of_its_own(manager: CheckpointManager) -> None:
@@ -160,6 +162,45 @@ def test_a_shared_value_is_stored_once(tmp_path: Path) -> None:
         assert manager.verify().ok
         manager.gc()
         assert manager.state_dict("k")["one"] == text
+
+
+def test_a_constant_that_is_saved_in_several_places_is_encoded_and_packed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = {"role": "user", "content": "".join(f"{n} " for n in range(250))}
+    packed = []
+
+    def counted(data: bytes, *args: Any) -> bytes:
+        packed.append(data)
+        return pack(data, *args)
+
+    monkeypatch.setattr("agent_checkpoint.store.objects.object_format.pack", counted)
+    with CheckpointManager(tmp_path / "s") as manager:
+        item = SharedConstant(text)
+        manager.records("k", "writes").append({"value": [item]})
+        manager.save("k", {"log": Log([item])})
+        assert [text["content"].encode() in data for data in packed] == [True]
+        for _ in range(2):  # also if it was stored and compressed before
+            manager.save("k", {"one": item})
+            assert manager.state_dict("k") == {"one": text}
+        assert objects(manager) == 1
+        assert item.encoded is not None
+        assert item.encoded[1].tree == text
+        assert manager.verify().ok
+
+
+def test_a_constant_that_is_too_deep_elsewhere_is_refused_there() -> None:
+    deep: Any = "x" * 600
+    for _ in range(90):
+        deep = [deep]
+    item = SharedConstant(deep)
+    with CheckpointManager() as manager:
+        manager.save("k", {"item": item})
+        nested: Any = item
+        for _ in range(20):
+            nested = [nested]
+        with pytest.raises(StateError, match="nested"):
+            manager.save("k", {"item": nested})
 
 
 def test_a_shared_value_may_be_anything(manager: CheckpointManager) -> None:

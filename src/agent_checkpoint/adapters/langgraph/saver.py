@@ -106,6 +106,7 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         self.workspace = workspace
         """The directory whose files each checkpoint contains, if any."""
         self._threads = ThreadLines(self.manager, prefix)
+        self._last_codec = ValueCodec(self.serde)
         self._bound: set[str] = set()
 
     def with_serde(self, serde: SerializerProtocol) -> CheckpointSaver:
@@ -288,7 +289,7 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
         record: dict[str, Any] = {"task": task_id, "path": task_path, "writes": {}}
         for index, (channel, value) in enumerate(writes):
             index = WRITES_IDX_MAP.get(channel, index)
-            write = {"channel": channel, "value": self._codec.encode_write(value)}
+            write = {"channel": channel, "value": self._codec.encode_write(value, line.written)}
             record["writes"][str(index)] = write
         # An error or an interrupt ends the run: no checkpoint follows.
         is_result = not any(channel in WRITES_IDX_MAP for channel, _ in writes)
@@ -483,7 +484,9 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
 
     @property
     def _codec(self) -> ValueCodec:
-        return ValueCodec(self.serde)  # LangGraph replaces `serde` in copies of a saver
+        if self._last_codec.serde is not self.serde:  # LangGraph replaces it in copies of a saver
+            self._last_codec = ValueCodec(self.serde)
+        return self._last_codec
 
     def _load_tuple(self, line: Line, checkpoint_id: str) -> CheckpointTuple | None:
         # The writes first: a checkpoint that is still there afterwards had all of them.
@@ -532,7 +535,8 @@ class CheckpointSaver(BaseCheckpointSaver[int]):
             ):
                 encoded[name] = known.encoded[name]
             elif type(value) is list:
-                encoded[name] = line.lists.setdefault(name, ListChannel(codec)).update(value)
+                channel = line.lists.setdefault(name, ListChannel(codec, line.written))
+                encoded[name] = channel.update(value)
             else:
                 encoded[name] = {"value": codec.encode(value)}
         return encoded

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from langgraph.checkpoint.base import writes_sort_key
 
-from agent_checkpoint.adapters.langgraph.values import ListChannel
+from agent_checkpoint.adapters.langgraph.values import ListChannel, Written
 from agent_checkpoint.errors import ConflictError, IntegrityError, NotFoundError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.manager.record_log import RecordLog
@@ -91,6 +91,7 @@ class Line:
         """LangGraph's ids of checkpoints that were there: a run may still continue one."""
         self.head: _Head | None = None
         self.lists: dict[str, ListChannel] = {}
+        self.written: Written = {}
         self.values: Values | None = None
         self.appending = 0
         """How many threads append writes just now."""

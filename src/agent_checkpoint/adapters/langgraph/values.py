@@ -16,7 +16,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from agent_checkpoint.core.log import Log, raw_items
-from agent_checkpoint.core.shared import Shared
+from agent_checkpoint.core.shared import Shared, SharedConstant
 
 _OPTIONS = ormsgpack.OPT_NON_STR_KEYS
 _GROUP = 64
@@ -25,6 +25,11 @@ _EXT = "ext:"
 _SERDE = "serde"
 _SHARED = 512
 """Bytes from which an item is an object of its own, which a write and the channel share."""
+_MOST_WRITTEN = 64
+_LARGEST_WRITTEN = 4096
+
+Written = dict[bytes, SharedConstant]
+"""Items of recent writes by their serialized form, for the channel that they are added to."""
 
 
 class ValueCodec:
@@ -46,25 +51,36 @@ class ValueCodec:
         if self.is_msgpack and kind == "msgpack":
             # Extensions of others need not contain msgpack, and imported data may be damaged.
             with suppress(ValueError, RecursionError):
-                found = _unpacked(data)
+                found, again = _unpacked_and_packed(data)
                 # A dict of the user may look like an extension, and not all packs the same way.
-                if not _is_serialized(found) and _packed(found) == data:
+                if not _is_serialized(found) and again == data:
                     return found
         return {_SERDE: [kind, data]}
 
-    def encode_write(self, value: Any) -> Any:
+    def encode_write(self, value: Any, written: Written) -> Any:
         """Return the tree of a write; its items are shared with the channel that they are added to.
 
         Raises what the serializer raises.
         """
         if type(value) is list:
-            return [self.item(*self.serde.dumps_typed(item)) for item in value]
-        return self.item(*self.serde.dumps_typed(value))
+            return [self._written_item(item, written) for item in value]
+        return self._written_item(value, written)
 
-    def item(self, kind: str, data: bytes) -> Any:
+    def _written_item(self, value: Any, written: Written) -> Any:
+        kind, data = self.serde.dumps_typed(value)
+        if not _SHARED <= len(data) <= _LARGEST_WRITTEN or kind != "msgpack":
+            return self.item(kind, data)
+        if len(written) >= _MOST_WRITTEN:
+            written.clear()
+        made = written[data] = SharedConstant(self.tree(kind, data))
+        return made
+
+    def item(self, kind: str, data: bytes, written: Written | None = None) -> Any:
         """Return the tree of a serialized item of a list; an object of its own if it is large."""
-        tree = self.tree(kind, data)
-        return Shared(tree) if len(data) >= _SHARED else tree
+        if len(data) < _SHARED:
+            return self.tree(kind, data)
+        known = written.pop(data, None) if written and kind == "msgpack" else None
+        return known or Shared(self.tree(kind, data))
 
     def serialized(self, tree: Any) -> tuple[str, bytes]:
         """Return the serialized value that a tree was made of."""
@@ -105,8 +121,9 @@ class ListChannel:
     Lists are compared in serialized form, so that an item that was changed in place is noticed.
     """
 
-    def __init__(self, codec: ValueCodec) -> None:
+    def __init__(self, codec: ValueCodec, written: Written) -> None:
         self._codec = codec
+        self._written = written
         self._packed: list[bytes] = []
         """The serialized items, in groups."""
         self.log: Log[Any] = Log()
@@ -118,7 +135,9 @@ class ListChannel:
         same = self._same(value, packed)
         self.log.truncate(same)
         self._packed = []  # until the log has all items
-        self.log.extend(codec.item(*codec.serde.dumps_typed(item)) for item in value[same:])
+        self.log.extend(
+            codec.item(*codec.serde.dumps_typed(item), self._written) for item in value[same:]
+        )
         self._packed = packed
         return self.log
 
@@ -149,6 +168,16 @@ class ListChannel:
                 break
             same += 1
         return same
+
+
+def _unpacked_and_packed(data: bytes) -> tuple[Any, bytes]:
+    """Return the tree of serialized data, and the tree serialized again."""
+    if _EXT.encode() not in data:  # no dict looks like an extension
+        with suppress(ValueError):  # it has extensions
+            found = ormsgpack.unpackb(data, option=_OPTIONS)
+            return found, ormsgpack.packb(found, option=_OPTIONS)
+    found = _unpacked(data)
+    return found, _packed(found)
 
 
 def _unpacked(data: bytes) -> Any:

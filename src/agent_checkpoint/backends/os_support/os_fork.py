@@ -40,6 +40,7 @@ class _Gate:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.inside = 0
+        self.is_awaited = False
         self.mine = threading.local()
 
 
@@ -56,22 +57,34 @@ def close_before_fork(pool: SupportsClose) -> None:
     _closed_before.add(pool)
 
 
-@contextmanager
-def block_forks() -> Iterator[None]:
+class block_forks:  # a class: a generator costs more than most blocks
     """Block forks by other threads during the block."""
-    _register_hooks()
-    gate = _gate
-    with gate.changed:
-        gate.inside += 1
-    gate.mine.depth = getattr(gate.mine, "depth", 0) + 1
-    try:
-        yield
-    finally:
+
+    __slots__ = ("_entered",)
+
+    def __init__(self) -> None:
+        self._entered: _Gate | None = None
+
+    def __enter__(self) -> None:
+        _register_hooks()
+        gate = _gate
+        with gate.changed:
+            gate.inside += 1
+            gate.mine.depth = getattr(gate.mine, "depth", 0) + 1
+            self._entered = gate
+
+    def __exit__(self, *error: object) -> None:
+        gate, self._entered = self._entered, None
+        if gate is None:
+            return
         gate.mine.depth -= 1
         if gate is _gate:  # otherwise this is a child forked within the block
             with gate.changed:
                 gate.inside -= 1
-                gate.changed.notify_all()
+                if gate.is_awaited:
+                    gate.changed.notify_all()
+
+    __del__ = __exit__  # if an interrupt comes before the first statement of `__exit__`
 
 
 class LockFile(NamedTuple):
@@ -122,43 +135,45 @@ class KeptLockFiles:
             os.close(file.fd)
 
 
-@contextmanager
-def open_lock_file(
-    open_it: Callable[[], int], kept: KeptLockFiles | None = None
-) -> Iterator[LockFile]:
-    """Open a lock file for the block, then unlock and close it; forked children close it too.
+class LockFileUse:
+    """One use of a lock file: it is open until the use ends; forked children close it."""
 
-    Args:
-        open_it: opens the file.
-        kept: the descriptors to take it from, and to give it back to. If the block raises, it is
-            closed.
+    def __init__(self, kept: KeptLockFiles | None = None) -> None:
+        """Prepare a use; `kept` has the descriptors to take it from, and to give it back to."""
+        self.kept = kept
+        self._file: LockFile | None = None
+        self._gate = _gate
 
-    Raises:
-        OSError: the file cannot be opened.
-    """
-    with block_forks():
-        gate = _gate
-        file = None if kept is None else kept.take()
+    def begin(self, open_it: Callable[[], int]) -> LockFile:
+        """Return an open lock file, to be locked. Raises OSError if `open_it` does."""
+        with block_forks():
+            self._gate = _gate
+            file = None if self.kept is None else self.kept.take()
+            if file is None:
+                fd = open_it()
+                found = os.fstat(fd)
+                file = LockFile(fd, (found.st_dev, found.st_ino))
+            self._file = _lock_files[file.fd] = file
+        return file
+
+    def end(self, *, is_good: bool = False) -> None:
+        """Unlock and close it, if it is open; if `is_good`, it is kept open for the next use."""
+        file = self._file
         if file is None:
-            fd = open_it()
-            found = os.fstat(fd)
-            file = LockFile(fd, (found.st_dev, found.st_ino))
-        _lock_files[file.fd] = file
-    is_good = False
-    try:
-        yield file
-        is_good = True
-    finally:
+            return
+        if self._gate is not _gate:  # this is a child, which has closed it
+            self._file = None
+            return
         try:
-            if gate is _gate:  # otherwise this is a child, which has closed it
-                # Unlock first: an interrupt after this leaks a descriptor, but no lock. Closing is
-                # not enough: a process being spawned by another thread shares the file until exec.
-                fcntl.flock(file.fd, fcntl.LOCK_UN)
-                if kept is not None and is_good:
-                    whole, file = file, None  # first: what is kept must not be closed
-                    kept.give_back(whole)
+            # Unlock first: an interrupt after this leaks a descriptor, but no lock. Closing is
+            # not enough: a process being spawned by another thread shares the file until exec.
+            fcntl.flock(file.fd, fcntl.LOCK_UN)
+            if self.kept is not None and is_good:
+                self._file = None  # first: what is kept must not be closed
+                self.kept.give_back(file)
         finally:
-            if gate is _gate and file is not None:
+            if self._file is not None:
+                self._file = None
                 _lock_files.pop(file.fd, None)
                 os.close(file.fd)
 
@@ -168,7 +183,9 @@ def _before_fork() -> None:
     gate.changed.acquire()
     own = getattr(gate.mine, "depth", 0)  # a thread does not wait for itself
     with _logging_unlocked():
+        gate.is_awaited = True
         gate.changed.wait_for(lambda: gate.inside <= own, timeout=_LONGEST_WAIT)
+        gate.is_awaited = False
         for pool in list(_closed_before):
             pool.close()
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from agent_checkpoint.backends.os_support.lock_wait import LOCK_TIMEOUT, acquire_lock
-from agent_checkpoint.backends.os_support.os_fork import KeptLockFiles, open_lock_file
+from agent_checkpoint.backends.os_support.os_fork import KeptLockFiles, LockFileUse
 from agent_checkpoint.errors import Hint, InvalidInputError, StorageError
 from agent_checkpoint.file_trust import other_writer
 from agent_checkpoint.records import short_repr
@@ -108,20 +108,28 @@ def check_lock_timeout(seconds: object) -> float:
     return float(seconds)  # type: ignore[arg-type]
 
 
-@contextmanager
-def wrap_os_errors(action: str) -> Iterator[None]:
+class wrap_os_errors:  # a class: a generator costs more than most blocks
     """Convert an OSError in the block into a StorageError with the failed action in its message.
 
     Raises:
         StorageError: instead of the OSError, which is its cause.
     """
-    try:
-        yield
-    except OSError as error:
+
+    __slots__ = ("_action",)
+
+    def __init__(self, action: str) -> None:
+        self._action = action
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if not isinstance(error, OSError):
+            return
         reason = error.strerror or str(error) or type(error).__name__
         advice = _ADVICE.get(error.errno or 0, "")
         raise StorageError(
-            f"Cannot {action}: {reason}. {advice}".strip(),
+            f"Cannot {self._action}: {reason}. {advice}".strip(),
             retryable=error.errno in _TRANSIENT,
             no_room=is_disk_full(error),
         ) from error
@@ -205,6 +213,7 @@ class QueuedLock:
 
     def __init__(self, lock_file: Path) -> None:
         self._path = lock_file
+        self._gate_path = _gate_of(lock_file)
         self._kept = KeptLockFiles()
         self._kept_gate = KeptLockFiles()
 
@@ -217,13 +226,21 @@ class QueuedLock:
                 them.
             OSError: the file system failed, or a lock file is not a regular file.
         """
-        with ExitStack() as stack:
-            with _gate_closed(_gate_of(self._path), seconds, self._kept_gate):
-                lock = _flock(
-                    self._path, fcntl.LOCK_EX, seconds, is_first_waiter=True, kept=self._kept
-                )
-                identity = stack.enter_context(lock)
+        # One generator, not one for each step: it runs at every save.
+        gate, lock = LockFileUse(self._kept_gate), LockFileUse(self._kept)
+        try:
+            try:
+                _lock(gate, self._gate_path, fcntl.LOCK_EX, seconds)
+            except OSError as error:
+                if not is_disk_full(error):  # without a gate the wait may only be longer
+                    raise
+            identity = _lock(lock, self._path, fcntl.LOCK_EX, seconds, is_first_waiter=True)
+            gate.end(is_good=True)
             yield identity
+            lock.end(is_good=True)
+        finally:
+            gate.end()
+            lock.end()
 
     def close(self) -> None:
         """Close the files that are not in use; the next use opens them again."""
@@ -278,10 +295,10 @@ def _folder_of(path: Path) -> Path:
 
 
 @contextmanager
-def _gate_closed(gate: Path, seconds: float, kept: KeptLockFiles | None = None) -> Iterator[None]:
+def _gate_closed(gate: Path, seconds: float) -> Iterator[None]:
     with ExitStack() as stack:
         try:
-            stack.enter_context(_flock(gate, fcntl.LOCK_EX, seconds, kept=kept))
+            stack.enter_context(_flock(gate, fcntl.LOCK_EX, seconds))
         except OSError as error:
             if not is_disk_full(error):  # without an inode for the gate the wait may only be longer
                 raise
@@ -290,32 +307,46 @@ def _gate_closed(gate: Path, seconds: float, kept: KeptLockFiles | None = None) 
 
 @contextmanager
 def _flock(
+    path: Path, how: int, seconds: float, *, flags: int = os.O_RDWR | os.O_CREAT
+) -> Iterator[FileIdentity]:
+    use = LockFileUse()
+    try:
+        yield _lock(use, path, how, seconds, flags=flags)
+    finally:
+        use.end()
+
+
+def _lock(
+    use: LockFileUse,
     path: Path,
     how: int,
     seconds: float,
     *,
     flags: int = os.O_RDWR | os.O_CREAT,
     is_first_waiter: bool = False,
-    kept: KeptLockFiles | None = None,
-) -> Iterator[FileIdentity]:
+) -> FileIdentity:
+    """Lock the file at a path until the use ends; return its identity.
+
+    Raises the same errors as `store_lock`.
+    """
     # Each use has its own descriptor: a lock belongs to the open file description, so this also
     # works between threads.
     while True:
-        with open_lock_file(lambda: _open_lock(path, flags), kept) as file:
-            holders = acquire_lock(file.fd, how, seconds, is_first_waiter=is_first_waiter)
-            if holders is not None:
-                raise StorageError(
-                    f"Cannot lock {path}: it has been locked by {holders} for longer than "
-                    f"{seconds:g} s. Nothing was changed. Retry when that process has finished; "
-                    "resume it if it is stopped.",
-                    retryable=True,
-                )
-            if file_identity(path) == file.identity:
-                yield file.identity
-                return
+        file = use.begin(lambda: _open_lock(path, flags))
+        holders = acquire_lock(file.fd, how, seconds, is_first_waiter=is_first_waiter)
+        if holders is not None:
+            raise StorageError(
+                f"Cannot lock {path}: it has been locked by {holders} for longer than "
+                f"{seconds:g} s. Nothing was changed. Retry when that process has finished; "
+                "resume it if it is stopped.",
+                retryable=True,
+            )
+        if file_identity(path) == file.identity:
+            return file.identity
         # The file was replaced, and others lock the new one.
-        if kept is not None:
-            kept.close()
+        use.end()
+        if use.kept is not None:
+            use.kept.close()
 
 
 def _open_lock(path: Path, flags: int) -> int:
@@ -338,11 +369,13 @@ def _open_lock(path: Path, flags: int) -> int:
 
 def _wait_at_gate(gate: Path) -> None:
     # Only for a while: a deleter that waits for a stopped process must not stop all savers too.
-    with (
-        suppress(FileNotFoundError),  # there is no gate before the first deletion
-        open_lock_file(lambda: _open_lock(gate, os.O_RDWR)) as file,
-    ):
-        acquire_lock(file.fd, fcntl.LOCK_SH, _GATE_WAIT, extend_if_running=False)
+    use = LockFileUse()
+    try:
+        with suppress(FileNotFoundError):  # there is no gate before the first deletion
+            file = use.begin(lambda: _open_lock(gate, os.O_RDWR))
+            acquire_lock(file.fd, fcntl.LOCK_SH, _GATE_WAIT, extend_if_running=False)
+    finally:
+        use.end()
 
 
 def write_new(directory: Path, data: bytes) -> Path:

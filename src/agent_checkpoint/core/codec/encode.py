@@ -23,7 +23,12 @@ from agent_checkpoint.core.captured_fields import (
 from agent_checkpoint.core.class_names import name_of
 from agent_checkpoint.core.codec.leaves import leaf_of
 from agent_checkpoint.core.codec.save_policy import NO_POLICY, PickledValueError, SavePolicy
-from agent_checkpoint.core.codec.scalars import encode_float, encode_int, encode_text
+from agent_checkpoint.core.codec.scalars import (
+    INT_LIMIT,
+    encode_float,
+    encode_int,
+    encode_text,
+)
 from agent_checkpoint.core.codec.type_hints import hinted_types
 from agent_checkpoint.core.path_errors import (
     MAX_DEPTH,
@@ -170,7 +175,7 @@ class Encoder:
         if kind is str:
             return value if value.isascii() else encode_text(value)
         if kind is int:
-            return encode_int(value)
+            return value if -INT_LIMIT <= value < INT_LIMIT else encode_int(value)
         if value is None or kind is bool:
             return value  # type: ignore[no-any-return]
         handler = ENCODERS.get(kind)
@@ -195,17 +200,23 @@ class Encoder:
     def _dict(self, value: dict[Any, Any], depth: int) -> JsonValue:
         # Check all keys first: encoding values twice would double the work at each level.
         for key in value:
-            if type(key) is not str or len(key) > _LONGEST_KEY or encode_text(key) is not key:
+            if (
+                type(key) is not str
+                or len(key) > _LONGEST_KEY
+                or not (key.isascii() or encode_text(key) is key)
+            ):
                 return {"$dict": self._pairs(value, depth)}
         done: dict[str, JsonValue] = {}
-        for key, item in value.items():
-            kind = type(item)
-            if not ((kind is str and item.isascii()) or kind is bool or item is None):
-                try:
+        try:
+            for key, item in value.items():
+                kind = type(item)
+                if kind is dict and depth <= MAX_DEPTH:
+                    item = self._dict(item, depth + 1)
+                elif not ((kind is str and item.isascii()) or kind is bool or item is None):
                     item = self.value(item, depth)
-                except PathError as error:
-                    raise error.at(key_segment(key)) from error.__cause__
-            done["$" + key if key[:1] == "$" else key] = item
+                done["$" + key if key[:1] == "$" else key] = item
+        except PathError as error:
+            raise error.at(key_segment(key)) from error.__cause__
         return done
 
     def _pairs(self, value: Mapping[Any, Any], depth: int) -> JsonValue:

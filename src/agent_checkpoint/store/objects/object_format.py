@@ -77,6 +77,17 @@ class PlainObject(NamedTuple):
         return pack(self.plain, compression)
 
 
+class PackedObject(PlainObject):
+    """An object that several checkpoints write: it is compressed once."""
+
+    def stored(self, compression: Compression = "zlib") -> bytes:
+        """Return the stored form."""
+        known: dict[str, bytes] = vars(self)
+        if compression not in known:
+            known[compression] = super().stored(compression)
+        return known[compression]
+
+
 def make_object(kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> tuple[str, PlainObject]:
     """Return the id of a new object, and the object. Raises the same errors as `plain_object`."""
     packed = plain_object(kind, payload, refs)

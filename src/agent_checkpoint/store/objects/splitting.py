@@ -16,7 +16,6 @@ it escapes a user key that begins with `$` by a second `$`.
 from __future__ import annotations
 
 import binascii
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -25,7 +24,13 @@ from agent_checkpoint.records import JsonValue
 from agent_checkpoint.store.canonical_json import write_all_json, write_json
 from agent_checkpoint.store.objects.decode_budget import pieces_cost, text_cost
 from agent_checkpoint.store.objects.merkle_list import MerkleListBuilder
-from agent_checkpoint.store.objects.object_format import BLOB, TEXT, TerminalRef
+from agent_checkpoint.store.objects.object_format import (
+    BLOB,
+    TEXT,
+    PackedObject,
+    TerminalRef,
+    make_object,
+)
 from agent_checkpoint.store.objects.writer import Writer
 
 IN_ENTRY = 1024
@@ -45,16 +50,16 @@ def as_base64(data: bytes | bytearray) -> str:
     return binascii.b2a_base64(data, newline=False).decode()
 
 
-class OutOfLineValue(ABC):
-    """A value in a tree that stores itself out of line."""
+class OutOfLineValue:  # not an ABC: to check for one takes three times as long
+    """A value in a tree that stores itself out of line; the base of the classes for such values."""
 
-    @abstractmethod
     def store(self, writer: Writer, refs: list[str]) -> bytes:
         """Put the objects of the value, add their root ids to `refs`; return the tag as JSON."""
+        raise NotImplementedError
 
-    @abstractmethod
     def inline(self, writer: Writer | None = None) -> JsonValue:
         """Return the value as plain JSON, for readable stores; put objects that are not JSON."""
+        raise NotImplementedError
 
 
 class BlobValue(OutOfLineValue):
@@ -78,15 +83,27 @@ class SharedValue(OutOfLineValue):
 
     def __init__(self, tree: JsonValue) -> None:
         self.tree = tree
+        self._made: tuple[str, PackedObject, int] | None = None
 
     def store(self, writer: Writer, refs: list[str]) -> bytes:
         """Put the value as an object, unless its tag is all that is left of it."""
-        below: list[str] = []
-        text = _text(self.tree, IN_OBJECT, writer, below)
-        if len(text) <= _LONGEST_TAG:
-            refs += below
-            return text
-        return _put_text(text, len(text), writer, below, refs)
+        made, self._made = self._made, None  # for one more use: a third one is rare
+        if made is None:
+            below: list[str] = []
+            text = _text(self.tree, IN_OBJECT, writer, below)
+            if len(text) <= _LONGEST_TAG:
+                refs += below
+                return text
+            if below:
+                return _put_text(text, len(text), writer, below, refs)
+            name, plain = make_object(TEXT, text)
+            made = self._made = name, PackedObject(*plain), text_cost(text)
+        name, packed, decode_cost = made
+        writer.adopt({name: packed})
+        writer.size += packed.size - packed.start
+        writer.decode_cost += decode_cost
+        refs.append(TerminalRef(name))
+        return write_json({"$ref": name})
 
     def inline(self, writer: Writer | None = None) -> JsonValue:
         """Return the value."""
@@ -230,7 +247,14 @@ def _room(value: Any, room: int) -> int:
         return room - len(value)
     if kind is dict:
         for key, item in value.items():
-            room = _room(item, room - len(key) - 4)
+            room -= len(key) + 4
+            kind = type(item)  # without a call for most members
+            if kind is str:
+                room -= len(item)
+            elif kind in _SHORT:
+                room -= 4
+            else:
+                room = _room(item, room)
             if room < 0:
                 break
         return room - 2
@@ -240,5 +264,4 @@ def _room(value: Any, room: int) -> int:
             if room < 0:
                 break
         return room - 2
-    # The types first: a check against an abstract class takes longer than the rest.
     return room - 4 if kind in _SHORT or not isinstance(value, OutOfLineValue) else -1
