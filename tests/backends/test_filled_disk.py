@@ -184,7 +184,7 @@ def test_the_reserve_is_whole_while_growth_of_the_database_is_pending(tmp_path):
 
 
 def test_the_reserve_of_a_closed_store_grows_with_it():
-    assert size_at_rest(0) == size_at_rest(2_000_000) == 112 << 10
+    assert size_at_rest(0) == size_at_rest(2_000_000) == 104 << 10
     assert size_at_rest(10 << 20) == 512 << 10
     assert size_at_rest(1 << 30) == SIZE
 

@@ -17,7 +17,7 @@ SIZE = 2 << 20
 """Space for the pending growth of the database, and for the WAL of a deletion."""
 
 _LEAST = 8 << 10  # the smallest step, in bytes
-_LEAST_AT_REST = 112 << 10  # the changed pages of one deleted row, with those of a rebalanced tree
+_LEAST_AT_REST = 104 << 10  # the changed pages of one deleted row, with those of a rebalanced tree
 _SHARE_AT_REST = 20
 _MIN_ROOM = 4 * SIZE  # bytes free on the disk
 
