@@ -4,7 +4,9 @@ Each side appends the same messages and saves after each; they take turns in blo
 steps. A save is timed from before the append until the call returns, when it is as durable as the
 side's mode says. Stored bytes are the sizes of all files of the store: while it is open, with
 SQLite's log, and after it is closed, which is what the table shows; the room that our store keeps
-back for a full disk, the same for any number of checkpoints, counts, and is told apart as well.
+back for a full disk counts, and is told apart as well. Noise shrinks to three quarters at most, and
+a message is stored twice, with its checkpoint and in a leaf: 1.64 MB, and 0.41 MB of entries,
+before ids, rows and pages, are 1.9 times the raw messages.
 The processor's time a save is told beside: it hardly depends on what else the machine does.
 
 Afterwards each side loads the latest checkpoint LOADS times, in turn, in three ways:

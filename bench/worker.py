@@ -21,7 +21,7 @@ from bench.texts import Message, conversation
 from bench.turns import serve
 
 TRIMMED = 10  # messages at a time
-RESERVE = ".reserve"  # room that our store keeps back for a full disk: the same for every store
+RESERVE = ".reserve"  # room that our store keeps back for a full disk
 KEPT = 100  # messages that are never trimmed or edited
 
 

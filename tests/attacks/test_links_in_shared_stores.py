@@ -66,8 +66,8 @@ def test_no_reserve_is_cut_that_is_a_link(
     large.write_bytes(b"x" * SIZE)
     link(large, tmp_path / "reserve")
     # As if it was put there after it was looked at.
-    monkeypatch.setattr(Reserve, "_size", lambda self: SIZE)
-    assert not Reserve(tmp_path / "reserve").release_half()
+    monkeypatch.setattr(Reserve, "_present", lambda self: SIZE)
+    assert not Reserve(tmp_path / "reserve").cut(SIZE // 2)
     assert large.stat().st_size == SIZE
 
 

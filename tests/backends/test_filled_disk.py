@@ -3,7 +3,9 @@
 Each step begins with not a byte free: what a step takes of the reserve must be there for the next.
 """
 
+import hashlib
 import os
+import random
 import sqlite3
 import subprocess
 import sys
@@ -20,12 +22,17 @@ from agent_checkpoint import (
     StorageError,
     tool,
 )
-from agent_checkpoint.backends.os_support.reserve import SIZE
+from agent_checkpoint.backends.os_support.reserve import SIZE, size_at_rest
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.backends.sqlite_connections import Connections
 from tests.backends.full_disks import KINDS, fill, small_disk, use_up_inodes
 
 LAST = 19
+_RECORD = 1000  # bytes of a record, such as the outcome of a side effect
+
+
+def noise(number):
+    return random.Random(number).randbytes(20_000 if number % 3 else 3_000)
 
 
 @pytest.fixture(params=KINDS)
@@ -50,6 +57,10 @@ def make(disk, name, **options):
     for key in ("b", "c", "d"):
         manager.save(key, {"key": key})
     return manager
+
+
+def at_rest(disk):
+    return size_at_rest((disk / "store" / "store.db").stat().st_size)
 
 
 def read_all(manager):
@@ -129,7 +140,7 @@ def test_reading_takes_nothing_of_the_disk(disk):
     for _ in range(3):
         with CheckpointManager(backend="sqlite", path=disk / "store") as manager:
             read_all(manager)
-        assert reserve.stat().st_size == SIZE
+        assert reserve.stat().st_size == at_rest(disk)
 
 
 def test_deletions_that_free_nothing_leave_the_reserve_whole(disk):
@@ -142,13 +153,69 @@ def test_deletions_that_free_nothing_leave_the_reserve_whole(disk):
         backend.remove("key/a", [number])
         backend.close()
     assert [entry.seq for entry in backend.read("key/a")] == [60]
-    assert (disk / "store" / ".reserve").stat().st_size > SIZE - (64 << 10)
+    assert (disk / "store" / ".reserve").stat().st_size == at_rest(disk)
 
 
 def test_a_small_store_has_a_reserve_wherever_it_is(tmp_path):
+    reserve = tmp_path / "store" / ".reserve"
     with CheckpointManager(backend="sqlite", path=tmp_path / "store") as manager:
         manager.save("a", {"n": 1})
-    assert (tmp_path / "store" / ".reserve").stat().st_blocks * 512 >= SIZE
+        assert reserve.stat().st_blocks * 512 >= SIZE
+    assert reserve.stat().st_size == at_rest(tmp_path)
+    assert reserve.stat().st_blocks * 512 >= at_rest(tmp_path)
+
+
+def test_the_reserve_is_whole_while_growth_of_the_database_is_pending(tmp_path):
+    reserve = tmp_path / "store" / ".reserve"
+    one, other = (SQLiteBackend(tmp_path / "store") for _ in range(2))
+    one.append("key/a", b"x")
+    assert other.read("key/a")
+    one.close()  # the connection of the other keeps the log
+    assert reserve.stat().st_size == SIZE
+    other.close()  # has written nothing
+    assert reserve.stat().st_size == SIZE
+    one.append("key/a", b"x")
+    one.close()
+    assert reserve.stat().st_size == at_rest(tmp_path)
+    one.close()
+    assert one.read("key/a")
+    one.close()
+    assert reserve.stat().st_size == at_rest(tmp_path)
+
+
+def test_the_reserve_of_a_closed_store_grows_with_it():
+    assert size_at_rest(0) == size_at_rest(2_000_000) == 104 << 10
+    assert size_at_rest(10 << 20) == 512 << 10
+    assert size_at_rest(1 << 30) == SIZE
+
+
+@pytest.mark.parametrize("count", [20, 300, 700])
+def test_a_closed_store_of_any_size(disk, count):
+    """Its reserve is as small as can be; objects and records are removed one by one, and all."""
+    backend = SQLiteBackend(disk / "store", min_free=0)
+    objects = {hashlib.sha256(data).hexdigest(): data for data in map(noise, range(count))}
+    for number in range(count):
+        backend.append("key/a", noise(number)[:400])
+    backend.put_objects(objects)
+    backend.close()
+    names = list(objects)
+    fill(disk)
+    for name in names[:10]:
+        backend.delete_objects([name])
+        backend.close()
+        fill(disk)
+    backend.append("fx/a", noise(-1)[:_RECORD])
+    backend.close()
+    fill(disk)
+    backend.remove("key/a", range(1, count))
+    backend.close()
+    fill(disk)
+    backend.delete_objects(names)
+    assert list(backend.list_objects()) == []
+    assert [entry.seq for entry in backend.read("key/a")] == [count]
+    assert [entry.data for entry in backend.read("fx/a")] == [noise(-1)[:_RECORD]]
+    assert os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize > (count - 10) * 8_000
+    backend.close()
 
 
 def test_without_the_memory_that_processes_share(tmp_path, monkeypatch):
@@ -264,7 +331,7 @@ def test_killed_while_it_deletes(disk, at):
     backend.remove("key/a", old[:29])
     backend.close()
     assert [entry.seq for entry in backend.read("key/a")] == [30]
-    assert (disk / "store" / ".reserve").stat().st_size > SIZE // 2
+    assert (disk / "store" / ".reserve").stat().st_size == at_rest(disk)
 
 
 def test_the_log_that_a_killed_process_left(disk):

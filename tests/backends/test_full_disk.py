@@ -15,7 +15,7 @@ from agent_checkpoint import (
     StorageError,
 )
 from agent_checkpoint.backends import file_sequence
-from agent_checkpoint.backends.os_support.reserve import SIZE, Reserve
+from agent_checkpoint.backends.os_support.reserve import SIZE, Reserve, size_at_rest
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from tests.backends.full_disks import KINDS, fill, small_disk
 
@@ -113,6 +113,8 @@ def test_a_deletion_whose_log_is_longer_than_the_reserve(disk):
     objects = dict(object_of(number, 600) for number in range(12_000))
     with closing(SQLiteBackend(disk / "store", min_free=0)) as backend:
         backend.put_objects(objects)
+    planned = size_at_rest((disk / "store" / "store.db").stat().st_size)
+    assert 104 << 10 < planned < SIZE
     fill(disk)
     with closing(SQLiteBackend(disk / "store", min_free=0)) as backend:
         half = list(objects)[::2]
@@ -121,7 +123,7 @@ def test_a_deletion_whose_log_is_longer_than_the_reserve(disk):
         backend.delete_objects(objects)
         assert list(backend.list_objects()) == []
         # The reserve is whole again, and most of the database's file is given back.
-        assert (disk / "store" / ".reserve").stat().st_size == SIZE
+        assert (disk / "store" / ".reserve").stat().st_size == planned
         free = os.statvfs(disk)
         assert free.f_bavail * free.f_frsize > 5_000_000
         some = {name: objects[name] for name in half}
@@ -152,24 +154,28 @@ def test_the_reserve_is_real_and_is_made_anew(disk):
 
 def test_as_much_of_the_reserve_as_there_is_room_for(disk):
     reserve = Reserve(disk / ".reserve")
+    reserve.plan(SIZE // 4)
+    assert reserve.size == SIZE
     filler = fill(disk)
     os.truncate(filler, filler.stat().st_size - (900 << 10))
     reserve.refill()
     assert 800 << 10 < reserve.path.stat().st_size < SIZE
     assert reserve.path.stat().st_blocks * 512 >= reserve.path.stat().st_size
-    assert not reserve.release_half()  # it is less than the half that is for deletions
+    assert not reserve.cut(SIZE // 2)  # it is less than the half that is for deletions
     filler.unlink()
     reserve.refill()
     assert reserve.path.stat().st_size == SIZE
-    assert reserve.release_half()
+    assert reserve.cut(SIZE // 2)
     assert reserve.path.stat().st_size == SIZE // 2
 
 
 def test_what_is_in_the_place_of_the_reserve_is_left_alone(tmp_path):
     (tmp_path / "precious").write_bytes(b"mine")
     (tmp_path / ".reserve").symlink_to("precious")
-    Reserve(tmp_path / ".reserve").refill()
-    assert not Reserve(tmp_path / ".reserve").release_half()
+    reserve = Reserve(tmp_path / ".reserve")
+    reserve.plan(SIZE)
+    reserve.refill()
+    assert not reserve.cut(SIZE // 2)
     assert (tmp_path / "precious").read_bytes() == b"mine"
 
 

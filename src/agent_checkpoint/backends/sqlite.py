@@ -46,6 +46,7 @@ from agent_checkpoint.backends.os_support.posix import (
     write_new,
     wrong_backend,
 )
+from agent_checkpoint.backends.os_support.reserve import SIZE
 from agent_checkpoint.backends.os_support.space_limits import SpaceLimits, is_small_record
 from agent_checkpoint.backends.sqlite_connections import Connections
 from agent_checkpoint.backends.sqlite_rows import (
@@ -282,9 +283,7 @@ class SQLiteBackend(Backend):
                     with self._connections.transaction() as db:
                         return self._add(db, item)
                 except StorageError as error:
-                    # Once: the second half of the reserve is kept for deletions.
-                    is_full = small and error.no_room
-                    if not is_full or not self._connections.reserve.release_half():
+                    if not (small and error.no_room and self._space.release_for_record()):
                         raise
 
     def append_all(self, appends: Sequence[Append]) -> list[int | CheckpointError]:
@@ -395,6 +394,7 @@ class SQLiteBackend(Backend):
     def close(self) -> None:
         """Close the connections; a later call reopens the same store."""
         self._connections.close()
+        self._connections.settle_reserve()
 
     # -- internals -------------------------------------------------------------------------------
 
@@ -420,7 +420,8 @@ class SQLiteBackend(Backend):
         with self._exclusive():
             # Not every time: it matters on nearly full disks only, and costs as much as a commit.
             self._since_wal_limit += size
-            if self._since_wal_limit >= _LIMIT_WAL_EVERY:
+            is_low = self._connections.reserve.size < SIZE
+            if is_low or self._since_wal_limit >= _LIMIT_WAL_EVERY:
                 self._space.limit_pending()
                 self._since_wal_limit = 0
             yield

@@ -27,7 +27,7 @@ from agent_checkpoint.backends.os_support.posix import (
     sync_directory,
     wrap_os_errors,
 )
-from agent_checkpoint.backends.os_support.reserve import Reserve
+from agent_checkpoint.backends.os_support.reserve import Reserve, size_at_rest
 from agent_checkpoint.backends.os_support.store_identity import Pin
 from agent_checkpoint.backends.sqlite_files import (
     APPLICATION_ID,
@@ -161,6 +161,8 @@ class Connections:
             self._queue.hold(self.lock_timeout) as self._lock,
         ):
             self._create()
+            if not self.reserve.size:
+                self.plan_reserve()
             self._can_share = True
             self._writer = get_ident()
             try:
@@ -241,6 +243,26 @@ class Connections:
         _close_all(self._idle, self._pid)
         _close_all(self._writer_connections, self._pid)
         self._queue.close()
+
+    def plan_reserve(self) -> None:
+        """Plan the size of the reserve. Requires the write lock. Raises OSError."""
+        self.reserve.plan(size_at_rest(self.database.stat().st_size))
+
+    def settle_reserve(self) -> None:
+        """Give the reserve its size at rest, after writes, if no growth of the database is pending.
+
+        Called after `close`, which may have freed the blocks of the WAL. Does nothing while another
+        connection keeps a WAL, or another process writes.
+        """
+        if not self.reserve.size:  # not planned: nothing was written
+            return
+        self.reserve.size = 0
+        with suppress(OSError, StorageError):
+            if self.exists():  # first: a lock file is created where a store was removed
+                with self._queue.hold(0):
+                    if not self.wal_bytes():
+                        self.reserve.settle(size_at_rest(self.database.stat().st_size))
+                self._queue.close()
 
     @contextmanager
     def connection(self) -> Iterator[_Connection]:

@@ -12,17 +12,17 @@ from contextlib import suppress
 from typing import Any
 
 from agent_checkpoint.backends.os_support.posix import free_bytes
+from agent_checkpoint.backends.os_support.reserve import SIZE, size_at_rest
 from agent_checkpoint.backends.sqlite_connections import PAGE_BYTES, WAL_BYTES, Connections, pragma
 from agent_checkpoint.errors import StorageError
 
 _MIN_FREE_PAGES = 128  # a megabyte: fewer are soon reused, and moving pages costs syncs,
 _MIN_FREE_SHARE = 4  # unless they are a quarter of all pages
-_FIRST_STEP, _MAX_STEP = 32, 4096  # pages moved in one transaction
+_FIRST_STEP, _MAX_STEP = 32, 4096  # pages moved in one transaction; from 1 on a full disk
 _SHRINK_SECONDS = 2.0
 _READER_WAIT, _SCRUB_READER_WAIT = 200, 5000  # milliseconds to wait for readers
 _MAX_WAL_BYTES = 4 * WAL_BYTES
 _LOW_SPACE = 4 << 20  # bytes free on the disk, below which every page is reclaimed
-_MAX_PENDING = 1 << 20  # bytes of pending database growth; half of the reserve
 
 
 class SpaceManager:
@@ -87,19 +87,41 @@ class SpaceManager:
         """Limit the size of the WAL and the pending growth of the database; called before commits.
 
         The database grows only when the WAL is checkpointed. If the disk has space for the WAL but
-        not for the database, writes must stop: otherwise the reserve would not suffice for the
-        checkpoint that frees space.
+        not for the database, writes must stop: otherwise the reserve, of which the growth may take
+        half, would not suffice for the checkpoint that frees space.
 
         Raises:
             StorageError: the medium failed, or is full.
             IntegrityError: the database is damaged.
         """
+        self._connections.plan_reserve()
         with self._connections.connection() as db:
-            (pages,) = db.execute("PRAGMA page_count").fetchone()
-            size = self._connections.database.stat().st_size
-            if pages * PAGE_BYTES - size > _MAX_PENDING:
+            if self._pending_growth(db) > self._connections.reserve.size // 2:
                 db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             self._limit_wal(db)
+
+    def release_for_record(self) -> bool:
+        """Free a part of the reserve for a small record; return whether there was enough of it.
+
+        What stays is for deletions: half of the reserve, or, without pending growth, half of that
+        of a closed store.
+
+        Raises:
+            StorageError: the medium failed.
+            IntegrityError: the database is damaged.
+        """
+        reserve = self._connections.reserve
+        if reserve.cut(SIZE // 2):
+            return True
+        with self._connections.connection() as db:
+            pending = self._pending_growth(db)
+        size = self._connections.database.stat().st_size
+        return pending <= 0 and reserve.cut(size_at_rest(size) // 2)
+
+    def _pending_growth(self, db: sqlite3.Connection) -> int:
+        """Return by how many bytes the next checkpoint makes the database larger."""
+        (pages,) = db.execute("PRAGMA page_count").fetchone()
+        return int(pages) * PAGE_BYTES - self._connections.database.stat().st_size
 
     def _limit_wal(self, db: sqlite3.Connection) -> None:
         # SQLite restarts the WAL only when no reader uses it. With overlapping readers that never
@@ -154,7 +176,7 @@ class SpaceManager:
             if _free_pages(db) < min(_MIN_FREE_PAGES, 1 + pages // _MIN_FREE_SHARE) and not tight:
                 return
             with pragma(db, "busy_timeout", _READER_WAIT):
-                step = _FIRST_STEP
+                step = 1 if tight else _FIRST_STEP
                 # Truncate the WAL between steps: on a full disk each frees space for the next.
                 while _truncate_wal(db) and _free_pages(db) and time.monotonic() < end:
                     # Not `execute`, which moves only a single page.

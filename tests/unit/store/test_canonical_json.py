@@ -150,11 +150,22 @@ class TestReading:
             b"01",
             b"+1",
             b"\x00",
+            rb'"\ud800"',
+            rb'["\\\uDFFFx"]',
+            rb'{"a":"\ud83d\ud83d\ude00"}',
         ],
     )
     def test_what_is_no_json_is_refused(self, text: bytes, library: str) -> None:
         with pytest.raises(IntegrityError, match="Invalid JSON"):
             read_json(text)
+
+    def test_escaped_characters_are_read(self, library: str) -> None:
+        assert read_json(rb'["\ud83d\ude00","\uD83D\uDE00","\\ud800","\u00e9"]') == [
+            "\U0001f600",
+            "\U0001f600",
+            "\\ud800",
+            "é",
+        ]
 
     def test_what_is_nested_too_deeply_is_refused(self, library: str) -> None:
         for text in (b"[" * 100_000, b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000):
