@@ -182,4 +182,4 @@ def test_messages_are_read_back() -> None:
         ReadResult(Item(b"l", LINK, 0o777, 4, target=b"\xff\xfe"), is_changing=True),
     ]
     objects = {"ab" * 32: b"rabc", "cd" * 32: b""}
-    assert decode_answer(request, *encode_answer(results, objects)) == (results, objects)
+    assert decode_answer(encode_answer(results, objects)) == (results, objects)
