@@ -31,8 +31,8 @@ _WORKER = "agent_checkpoint.workspace.scan.reading.read_worker"
 _MOST_WORKERS = 8
 _BATCH_FILES = 64
 _BATCH_BYTES = 2 << 20
-_BATCHES = 2
-"""The batches that a process has at a time: one to read, and the next."""
+_BATCHES = 4
+"""The batches that a process has at a time, so that it need not wait for a busy scan."""
 
 Results = dict[bytes, ReadResult]
 Receive = Callable[[Mapping[str, bytes]], None]
