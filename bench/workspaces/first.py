@@ -7,6 +7,8 @@ room that is kept back for a full disk, of restic and borg without their caches.
 
 The floor opens, reads and hashes every file in as many processes as cores, and nothing else, then
 commits as many random bytes as our store has, without that room. It is told the paths beforehand.
+The whole floor is the least program in plain Python with our result: it watches and lists, reads
+each file between two looks at it, builds directories, and stores all of it by hash (`floors.py`).
 
 For information: restic and borg, also when one file has changed; ProcessFork and AgentFS, likewise,
 which are stopped after LIMIT seconds; a git that syncs, and what is left of it after `git gc`; and
@@ -40,6 +42,7 @@ def measure_first(stage: Stage, *, thorough: bool) -> None:
         )
         if thorough:
             sides["floor"] = lambda: _floor(stage)
+            sides["floor-whole"] = lambda: _whole_floor(stage)
         if thorough and stage.rounds.extras:
             sides["ours-plain"] = lambda: _ours(stage, "ours-plain", place / "plain")
         if thorough and turn < stage.rounds.few:
@@ -81,6 +84,12 @@ def _floor(stage: Stage) -> Taken:
     with stage.floor() as floor:
         os.sync()
         return told(floor.ask("floor", "first", size=size))
+
+
+def _whole_floor(stage: Stage) -> Taken:
+    with stage.floor() as floor:
+        os.sync()
+        return told(floor.ask("floor", "whole"))
 
 
 def _backups(stage: Stage, restic: Restic, borg: Borg) -> Sides:

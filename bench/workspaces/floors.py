@@ -8,16 +8,21 @@ Every commit is of SQLite in WAL mode with synchronous=FULL, of one transaction.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import hashlib
 import json
+import marshal
 import os
 import resource
+import select
 import sqlite3
+import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from isal import isal_zlib
 
@@ -27,6 +32,11 @@ from bench.turns import serve
 ROW = 8192
 PIECE = 1 << 20
 """Bytes of a row, where many are committed."""
+BATCH = 1024
+"""Objects of a transaction, and directories of a message."""
+WATCHED = 0x00000FCE
+"""inotify: modified, attributes, closed after writing, moved, created, deleted."""
+ENTRY = struct.Struct("<HQB")
 PROCESS = f"""\
 import os, sys
 directories = [sys.argv[1]]
@@ -65,9 +75,9 @@ class Floor:
     """Reads, hashes and packs files, and commits random bytes."""
 
     def __init__(self, directory: str, database: str) -> None:
-        self.files = [
-            os.path.join(folder, name) for folder, _, names in os.walk(directory) for name in names
-        ]
+        walked = [(folder, names) for folder, _, names in os.walk(directory)]
+        self.folders = [folder for folder, _ in walked]
+        self.files = [os.path.join(folder, name) for folder, names in walked for name in names]
         self.db = make_database(database)
 
     def first(self, size: int) -> dict[str, Any]:
@@ -82,6 +92,44 @@ class Floor:
             self._commit(rows)
 
         return _taken(work)
+
+    def whole(self) -> dict[str, Any]:
+        """Watch, list and read all directories; store files and directories by their hashes.
+
+        As many processes as cores list and lstat their share of the directories, read, hash and
+        pack the files, and look at each again. This one watches the directories, stores the
+        objects as they come, a batch a transaction, and builds the directories bottom-up; the last
+        commit has these. Which directories there are is told beforehand. Nothing else is done: no
+        rules, limits, hard links, notes, index of signatures, or check of what is stored.
+        """
+        cores = os.cpu_count() or 1
+        shares = [self.folders[number::cores] for number in range(cores)]
+        self.db.execute("CREATE TABLE objects (number INTEGER PRIMARY KEY, id BLOB UNIQUE, data)")
+        libc = ctypes.CDLL(None)
+
+        def work() -> None:
+            watches = libc.inotify_init()
+            for folder in self.folders:
+                libc.inotify_add_watch(watches, os.fsencode(folder), WATCHED)
+            found: dict[str, Any] = {}
+            rows: dict[bytes, bytes] = {}
+            for entries, objects in _answers([_start_lister(share) for share in shares]):
+                found.update(entries)
+                rows.update(objects)
+                if len(rows) >= BATCH:
+                    self._store(rows)
+                    rows = {}
+            rows.update(_directories(self.folders, found))
+            self._store(rows)
+            os.close(watches)
+
+        return _taken(work)
+
+    def _store(self, rows: dict[bytes, bytes]) -> None:
+        with self.db as db:
+            statement = "INSERT OR IGNORE INTO objects (id, data) VALUES (?, ?)"
+            db.executemany(statement, sorted(rows.items()))
+        self.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
     def snapshot(self, changed: str) -> dict[str, Any]:
         """Read and hash the changed file, and commit one row."""
@@ -147,6 +195,76 @@ def _hash(paths: list[str], *, pack: bool = False) -> None:
         if pack:
             isal_zlib.compress(data, 1)
         os.close(file)
+
+
+def _start_lister(share: list[str]) -> IO[bytes]:
+    """Start a process that reads directories; return the pipe with its answers."""
+    ours, theirs = os.pipe()
+    if not os.fork():
+        failed = 1
+        try:
+            gc.disable()
+            with open(theirs, "wb") as answers:
+                for start in range(0, len(share), BATCH // 16):
+                    objects: dict[bytes, bytes] = {}
+                    some = share[start : start + BATCH // 16]
+                    data = marshal.dumps(({each: _list(each, objects) for each in some}, objects))
+                    answers.write(len(data).to_bytes(8, "little") + data)
+                    answers.flush()
+            failed = 0
+        finally:
+            os._exit(failed)
+    os.close(theirs)
+    return open(ours, "rb")
+
+
+def _list(folder: str, objects: dict[bytes, bytes]) -> list[Any]:
+    """The entries of a directory: name, mode, size, and the hash unless it is a directory."""
+    with os.scandir(folder) as entries:
+        found = sorted((os.fsencode(entry.name), entry) for entry in entries)
+    rows: list[Any] = []
+    for name, entry in found:
+        status = entry.stat(follow_symlinks=False)
+        if entry.is_dir(follow_symlinks=False):
+            rows.append((name, status.st_mode, 0, b""))
+            continue
+        file = os.open(entry.path, os.O_RDONLY)
+        before = os.fstat(file)
+        data = os.read(file, before.st_size + 1)
+        assert os.fstat(file) == before, "a file changed"
+        os.close(file)
+        digest = hashlib.sha256(data).digest()
+        objects[digest] = isal_zlib.compress(data, 1)
+        rows.append((name, status.st_mode, len(data), digest))
+    return rows
+
+
+def _answers(pipes: list[IO[bytes]]) -> Iterator[Any]:
+    while pipes:
+        for pipe in select.select(pipes, [], [])[0]:
+            length = pipe.read(8)
+            if length:
+                yield marshal.loads(pipe.read(int.from_bytes(length, "little")))
+            else:
+                pipes.remove(pipe)
+                pipe.close()
+                assert os.wait()[1] == 0, "a process failed"
+
+
+def _directories(folders: list[str], found: dict[str, Any]) -> Iterator[tuple[bytes, bytes]]:
+    """The objects of all directories, of which each comes before those in it."""
+    digests: dict[str, bytes] = {}
+    for folder in reversed(folders):
+        data = b"".join(
+            [
+                ENTRY.pack(mode & 0xFFFF, size, len(name))
+                + name
+                + (digest or digests[os.path.join(folder, os.fsdecode(name))])
+                for name, mode, size, digest in found[folder]
+            ]
+        )
+        digests[folder] = digest = hashlib.sha256(data).digest()
+        yield digest, isal_zlib.compress(data, 1) if len(data) >= 128 else data
 
 
 def _taken(work: Any) -> dict[str, int]:

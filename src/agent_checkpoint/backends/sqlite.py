@@ -52,13 +52,13 @@ from agent_checkpoint.backends.sqlite_connections import Connections
 from agent_checkpoint.backends.sqlite_rows import (
     MAX_SEQ,
     PAGE_ROWS,
+    absent_objects,
     add_entry,
     add_objects,
     change_object,
     first_bytes,
     newest_entry,
     object_infos,
-    present_objects,
     read_entries,
     stored_objects,
     stream_names,
@@ -200,9 +200,8 @@ class SQLiteBackend(Backend):
 
     def missing_objects(self, ids: Iterable[str]) -> set[str]:
         """Return the ids that are not stored. Raises StorageError."""
-        wanted = set(ids)
         with self._connections.read_connection() as db:
-            return wanted if db is None else wanted - present_objects(db, wanted)
+            return set(ids) if db is None else absent_objects(db, ids)
 
     def list_objects(self) -> Iterator[ObjectInfo]:
         """Iterate over the objects, page by page. Raises StorageError."""
@@ -332,7 +331,7 @@ class SQLiteBackend(Backend):
         if item.after is not None:
             check_newest(item.stream, newest_entry(db, item.stream), item.after)
         if item.requires:
-            missing = set(item.requires) - present_objects(db, item.requires)
+            missing = absent_objects(db, item.requires)
             if missing:
                 raise MissingObjectsError(missing)
         self._put(db, item.objects)

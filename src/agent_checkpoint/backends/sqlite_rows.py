@@ -9,6 +9,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 from agent_checkpoint.errors import IntegrityError
@@ -50,6 +51,8 @@ def add_entry(db: sqlite3.Connection, stream: str, data: bytes) -> int:
 
 def add_objects(db: sqlite3.Connection, rows: Sequence[tuple[bytes, int, float, Any]]) -> None:
     """Insert objects: id, size, time, and data or None for a file. Existing rows are kept."""
+    # Sorted by id: each page of the index is changed once, and not in random order.
+    rows = sorted(rows, key=itemgetter(0))
     # Many rows per statement: Python releases the GIL once per statement and waits to get it back.
     for start in range(0, len(rows), _ROWS):
         some = rows[start : start + _ROWS]
@@ -160,27 +163,30 @@ def object_infos(db: sqlite3.Connection, after: int) -> list[tuple[int, ObjectIn
 
 def stored_objects(db: sqlite3.Connection, ids: Iterable[str]) -> Iterator[tuple[str, Any]]:
     """Iterate over the existing objects: id, and data or None for a file."""
-    return _select(db, "id, data", ids)
+    digests = _digests(filter(is_object_id, ids))
+    return ((digest.hex(), data) for digest, data in _select(db, "id, data", digests))
 
 
-def present_objects(db: sqlite3.Connection, ids: Iterable[str]) -> set[str]:
-    """Return the ids that are stored."""
-    return {name for (name,) in _select(db, "id", ids)}
+def absent_objects(db: sqlite3.Connection, ids: Iterable[str]) -> set[str]:
+    """Return the ids that are not stored."""
+    names = set(ids)
+    valid = list(filter(is_object_id, names))
+    digests = _digests(valid)
+    absent = dict(zip(digests, valid))
+    for (digest,) in _select(db, "id", digests):
+        absent.pop(digest, None)
+    return names.difference(valid).union(absent.values())
 
 
-def _select(db: sqlite3.Connection, columns: str, ids: Iterable[str]) -> Iterator[Any]:
-    names = _digests(list(ids))
-    for start in range(0, len(names), _BATCH):
-        batch = names[start : start + _BATCH]
+def _select(db: sqlite3.Connection, columns: str, digests: Sequence[bytes]) -> Iterator[Any]:
+    for start in range(0, len(digests), _BATCH):
+        batch = digests[start : start + _BATCH]
         marks = ",".join("?" * len(batch))
-        rows = db.execute(f"SELECT {columns} FROM objects WHERE id IN ({marks})", batch)  # noqa: S608
-        for name, *rest in rows:
-            yield (name.hex(), *rest)
+        yield from db.execute(f"SELECT {columns} FROM objects WHERE id IN ({marks})", batch)  # noqa: S608
 
 
-def _digests(ids: list[str]) -> list[bytes]:
-    """Return the valid ids as bytes."""
-    ids = [name for name in ids if is_object_id(name)]
+def _digests(ids: Iterable[str]) -> list[bytes]:
+    """Return valid ids as bytes."""
     whole = bytes.fromhex("".join(ids))
     return [whole[at : at + 32] for at in range(0, len(whole), 32)]
 

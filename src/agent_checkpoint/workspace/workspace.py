@@ -28,6 +28,7 @@ from agent_checkpoint.workspace.checkpoint_tree import PART, relative_path, tree
 from agent_checkpoint.workspace.ignore.rules import Rules
 from agent_checkpoint.workspace.root_checks import checked_root, clean_up_forks
 from agent_checkpoint.workspace.safe_open import exists
+from agent_checkpoint.workspace.scan.scan_cache import collection_paused
 from agent_checkpoint.workspace.scan.scanner import Scanner
 from agent_checkpoint.workspace.scan.snapshot_limit import Progress, SnapshotLimit
 from agent_checkpoint.workspace.scan.walk import STAGING
@@ -235,7 +236,8 @@ class Workspace:
             WorkspaceError: the directory cannot be read, or exceeds the limit.
             StorageError: the store failed; no checkpoint was acknowledged.
         """
-        with self._ready():
+        # Until the objects of the snapshot are gone: else it looks at them again and again.
+        with self._ready(), collection_paused():
             key = self._saved_key or self.key
             capture = self._capture(full=full)
             draft = capture.draft(key, self.store, label=label)._replace(tags=tags)

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 _STRIDE = 64
 _BATCH_FILES = 1024
+_BATCHES = 16
+"""A large scan is stored in batches of this share of the files read so far."""
 _BATCH_BYTES = 8 << 20
-PARALLEL_FROM_FILES = 1000
+PARALLEL_FROM_FILES = 400
 PARALLEL_FROM_BYTES = 32 << 20
 """A scan that has read this many files or bytes starts reader processes."""
 
@@ -93,13 +95,15 @@ class FileReader:
                 some = self._pool.take(directory, some, results)
             for each in some:
                 results[each.name] = self._entries.read(fd, each)
-            if len(self._objects) >= _BATCH_FILES:
+            if len(self._objects) >= self._batch_files:
                 self._hand_over()
 
     def settle(self) -> None:
         """Wait for all results. Raises the same errors as `read`."""
         if self._pool is not None:
             self._pool.settle()
+        if self._background is not None:
+            self._hand_over_all()  # now, so that they are stored while directories are assembled
 
     def finish(self) -> None:
         """Store all batches, except a first batch that is committed with the checkpoint.
@@ -112,10 +116,8 @@ class FileReader:
             self._writer.adopt(self._objects)
             self._objects, self._size = {}, 0
             return
-        if self._objects:
-            self._hand_over()
+        self._hand_over_all()
         if self._background is not None:
-            self._background.store_packed(self._packed)
             self._background.finish()
             self._background = None
 
@@ -136,6 +138,11 @@ class FileReader:
     def _hand_over(self) -> None:
         objects, self._objects, self._size = self._objects, {}, 0
         self._writer_thread().store(objects)
+
+    def _hand_over_all(self) -> None:
+        if self._objects:
+            self._hand_over()
+        self._hand_over_packed()
 
     def _writer_thread(self) -> BackgroundWriter:
         if self._background is None:
@@ -167,7 +174,17 @@ class FileReader:
         with self._packed_lock:
             self._packed.update(objects)
             self._packed_size += sum(map(len, objects.values()))
-            if len(self._packed) < _BATCH_FILES and self._packed_size < _BATCH_BYTES:
+            if len(self._packed) < self._batch_files and self._packed_size < _BATCH_BYTES:
                 return
+        self._hand_over_packed()
+
+    def _hand_over_packed(self) -> None:
+        with self._packed_lock:
             batch, self._packed, self._packed_size = self._packed, {}, 0
-        self._writer_thread().store_packed(batch)
+        if batch:
+            self._writer_thread().store_packed(batch)
+
+    @property
+    def _batch_files(self) -> int:
+        """The size of a batch: each one rewrites much of the index of a database."""
+        return max(_BATCH_FILES, self.count // _BATCHES)

@@ -31,8 +31,8 @@ _WORKER = "agent_checkpoint.workspace.scan.reading.read_worker"
 _MOST_WORKERS = 8
 _BATCH_FILES = 64
 _BATCH_BYTES = 2 << 20
-_BATCHES = 2
-"""The batches that a process has at a time: one to read, and the next."""
+_BATCHES = 4
+"""The batches that a process has at a time, so that it need not wait for a busy scan."""
 
 Results = dict[bytes, ReadResult]
 Receive = Callable[[Mapping[str, bytes]], None]
@@ -171,14 +171,13 @@ class ReadPool:
         if worker.process.stdout is None:
             raise AssertionError("unreachable: it is a pipe")
         while (message := read_message(worker.process.stdout)) is not None:
-            head, body = message
-            if not worker.is_ready and body == READY:
+            if message == READY:
                 with self._changed:
                     worker.is_ready = True
                     self._changed.notify_all()
                 continue
             batch = worker.sent[0]
-            results, objects = decode_answer(batch.request, head, body)
+            results, objects = decode_answer(message)
             self._receive(objects)
             batch.fill(results)
             with self._changed:

@@ -5,6 +5,7 @@ Requests come from stdin, answers go to stdout; the process ends with its input.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -33,16 +34,14 @@ def main() -> int:
     if compression == "zstd" and codecs.load_zstd() is None:
         return _NO_ZSTD  # it would pack other bytes
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    write_message(answers, None, READY)
+    gc.disable()  # it makes no cycles, and ends with the scan
+    write_message(answers, READY)
     while (message := read_message(requests)) is not None:
-        head, _ = message
-        write_message(answers, *_answer(root, decode_request(head), compression))
+        write_message(answers, _answer(root, decode_request(message), compression))
     return 0
 
 
-def _answer(
-    root: int, request: Sequence[DirectoryRequest], compression: Compression
-) -> tuple[object, bytes]:
+def _answer(root: int, request: Sequence[DirectoryRequest], compression: Compression) -> object:
     objects: dict[str, bytes] = {}
 
     def add(name: str, packed: PlainObject) -> None:

@@ -1,9 +1,11 @@
 """Reader processes: the same tree and objects as without them, and none that dies unnoticed."""
 
+import gc
 import os
 import random
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +166,43 @@ def test_a_directory_that_is_moved_meanwhile_is_scanned_again(
         assert not workspace.losses
 
 
+def test_objects_are_being_stored_when_directories_are_assembled(
+    tmp_path: Path, parallel: "list[read_pool.ReadPool]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, 1)
+    left: list[int] = []
+    real = file_reader.FileReader.settle
+
+    def settle(reader: file_reader.FileReader) -> None:
+        real(reader)
+        left.append(len(reader._objects) + len(reader._packed))
+
+    monkeypatch.setattr(file_reader.FileReader, "settle", settle)
+    snapshot(tmp_path)
+    assert left == [0]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_collection_is_paused_until_the_snapshot_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    tmp_path.joinpath("file").touch()
+    paused: list[bool] = []
+    real = Store.write
+
+    def write(*args: Any, **options: Any) -> Any:
+        paused.append(not gc.isenabled())
+        if fails:
+            raise WorkspaceError("no")
+        return real(*args, **options)
+
+    monkeypatch.setattr(Store, "write", write)
+    with suppress(WorkspaceError):
+        snapshot(tmp_path)
+    assert paused == [True]
+    assert gc.isenabled()
+
+
 def test_without_a_second_core_there_are_no_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_program, "usable_cores", lambda: 1)
     assert read_pool.ReadPool.start(0, "zlib", lambda objects: None) is None
@@ -182,4 +221,4 @@ def test_messages_are_read_back() -> None:
         ReadResult(Item(b"l", LINK, 0o777, 4, target=b"\xff\xfe"), is_changing=True),
     ]
     objects = {"ab" * 32: b"rabc", "cd" * 32: b""}
-    assert decode_answer(request, *encode_answer(results, objects)) == (results, objects)
+    assert decode_answer(encode_answer(results, objects)) == (results, objects)
