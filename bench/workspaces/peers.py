@@ -25,6 +25,7 @@ SYNCS = {
     "processfork": "synced",
     "agentfs": "synced",
     "floor": "FULL",
+    "floor-format": "FULL",
 }
 """How durable the snapshots of each peer are."""
 PACKAGES = {

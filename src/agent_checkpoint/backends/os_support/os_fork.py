@@ -53,17 +53,20 @@ def close_before_fork(pool: SupportsClose) -> None:
     _closed_before.add(pool)
 
 
-@contextmanager
-def block_forks() -> Iterator[None]:
+class block_forks:
     """Block forks by other threads during the block."""
-    _register_hooks()
-    gate = _gate
-    with gate.changed:
-        gate.inside += 1
-    gate.mine.depth = getattr(gate.mine, "depth", 0) + 1
-    try:
-        yield
-    finally:
+
+    __slots__ = ("_gate",)
+
+    def __enter__(self) -> None:
+        _register_hooks()
+        self._gate = gate = _gate
+        with gate.changed:
+            gate.inside += 1
+        gate.mine.depth = getattr(gate.mine, "depth", 0) + 1
+
+    def __exit__(self, *error: object) -> None:
+        gate = self._gate
         gate.mine.depth -= 1
         if gate is _gate:  # otherwise this is a child forked within the block
             with gate.changed:

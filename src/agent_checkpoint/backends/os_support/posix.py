@@ -108,23 +108,30 @@ def check_lock_timeout(seconds: object) -> float:
     return float(seconds)  # type: ignore[arg-type]
 
 
-@contextmanager
-def wrap_os_errors(action: str) -> Iterator[None]:
+class wrap_os_errors:
     """Convert an OSError in the block into a StorageError with the failed action in its message.
 
     Raises:
         StorageError: instead of the OSError, which is its cause.
     """
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error) or type(error).__name__
-        advice = _ADVICE.get(error.errno or 0, "")
-        raise StorageError(
-            f"Cannot {action}: {reason}. {advice}".strip(),
-            retryable=error.errno in _TRANSIENT,
-            no_room=is_disk_full(error),
-        ) from error
+
+    __slots__ = ("_action",)
+
+    def __init__(self, action: str) -> None:
+        self._action = action
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, OSError):
+            reason = error.strerror or str(error) or type(error).__name__
+            advice = _ADVICE.get(error.errno or 0, "")
+            raise StorageError(
+                f"Cannot {self._action}: {reason}. {advice}".strip(),
+                retryable=error.errno in _TRANSIENT,
+                no_room=is_disk_full(error),
+            ) from error
 
 
 def is_disk_full(error: OSError) -> bool:
