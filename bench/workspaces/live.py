@@ -2,7 +2,8 @@
 
 P2: one source file gets a line; the time is of `snapshot()` alone. It is the median: at least once
 a minute a snapshot looks at every file all the same. A git that asks Watchman is there for
-information. The floor reads and hashes the changed file, and commits 8 kB.
+information. One floor reads and hashes the changed file, and commits 8 kB; the other does in plain
+Python what the format and the guarantees take, see `floors.py`.
 
 P4: one source file gets a line and the workspace is put back, ours with its safety snapshot. The
 side that was not measured then looks at the file, untimed, so that each finds a directory it knows.
@@ -55,6 +56,8 @@ def measure_watching(stage: Stage, ours: Turns) -> None:
         watched.make()
         sides["git-watched"] = lambda: processes(watched.snapshot)
     with stage.floor() as floor:
+        floor.ask("floor", "watch")
+        sides["floor-format"] = lambda: told(floor.ask("floor", "format_snapshot"))
         for turn in range(-1, stage.rounds.watching):
             changed = str(stage.change()[0])
             sides["floor"] = partial(by_floor, floor, changed)

@@ -32,6 +32,7 @@ PEERS = {
     "agentfs": "AgentFS",
     "floor": "floor",
     "floor-whole": "watch, list, read, hash, pack, directories, all rows",
+    "floor-format": "floor of the format",
 }
 FLOORS = {
     "first": "read, hash and pack all, one commit",
@@ -39,6 +40,7 @@ FLOORS = {
     "changed": "bare Python, lstat of all, one commit",
     "served": "ask, hash the index and one file, one commit",
 }
+FORMAT_FLOOR = "plain Python: events, file, objects of the format, one commit"
 SIDES = {"ours": "ours, fast", "ours-plain": "ours, plain", "ours with .git": "ours, .git too"}
 WORK = {
     "first": "first snapshot",
@@ -68,6 +70,7 @@ def workspace_rows(figures: dict[str, Any], only: set[str]) -> list[Row]:
         rows["P2"].append(size.time("P2", "watching", target=1 / 200 if many else 1 / 50))
         rows["P3"].append(size.time("P3", "changed", target=1.2 if many else 1.0))
         rows["P2"].append(size.floor("P2", "watching"))
+        rows["P2"].append(size.floor("P2", "watching", peer="floor-format"))
         rows["P3"].append(size.floor("P3", "changed"))
         rows["P3"].append(size.time("P3", "same"))
         rows["P2"].append(size.time("P2", "watching", peer="git-watched"))
@@ -133,10 +136,11 @@ class _Size:
             waiting=self.why("ours", work, peer, peer.partition("-")[0]),
         )
 
-    def floor(self, row: str, work: str, ours: str = "ours") -> Row:
-        """A row of times beside those of the floor."""
-        times = self.time(row, work, ours=ours, peer="floor")
-        return replace(times, peer_name=FLOORS[work], floor=True)
+    def floor(self, row: str, work: str, ours: str = "ours", peer: str = "floor") -> Row:
+        """A row of times beside those of a floor."""
+        times = self.time(row, work, ours=ours, peer=peer)
+        name = FLOORS[work] if peer == "floor" else FORMAT_FLOOR
+        return replace(times, peer_name=name, floor=True)
 
     def alone(self, row: str, work: str) -> Row:
         """A row of ours that has no peer."""

@@ -12,7 +12,9 @@ import hashlib
 import hmac
 import os
 import stat
+import time
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
 from agent_checkpoint.errors import StateError, UntrustedDataError
@@ -28,6 +30,11 @@ _TRANSIENT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, err
 _DOMAIN = b"agent-checkpoint pickle 1\n"
 _ENTRY_DOMAIN = b"agent-checkpoint entry 1\n"
 _DIGEST_DOMAIN = b"agent-checkpoint digest 1\n"
+_SETTLED_NS = 2_000_000_000
+"""A change of a file that was changed later than this may leave its timestamps as they are."""
+
+_last: tuple[str, tuple[int, ...], bytes] | None = None
+"""The last secret that was read, with the path and the signature of its file."""
 
 
 def make_seal(data: bytes) -> str:
@@ -36,7 +43,7 @@ def make_seal(data: bytes) -> str:
     Raises:
         StateError: the secret cannot be created or read.
     """
-    return _seal(_secret(create=True) or b"", data)
+    return seal_with(_secret(create=True) or b"", data)
 
 
 def check_seal(data: bytes, seal: object) -> None:
@@ -52,7 +59,7 @@ def check_seal(data: bytes, seal: object) -> None:
             f"is a pickle, and there is no secret to verify its signature. {_ADVICE}"
         )
     if not isinstance(seal, str) or not hmac.compare_digest(
-        seal.encode("utf-8", "replace"), _seal(secret, data).encode()
+        seal.encode("utf-8", "replace"), seal_with(secret, data).encode()
     ):
         raise UntrustedDataError(
             "is a pickle without a valid signature under your secret: loading it could run "
@@ -90,23 +97,22 @@ def seal_claim(statement: bytes) -> str | None:
     Raises:
         StateError: the secret cannot be read because of a transient error.
     """
-    seals = seal_claims(statement)
-    return None if seals is None else seals[0]
+    secret = claim_secret()
+    return None if secret is None else seal_with(secret, statement)
 
 
-def seal_claims(*statements: bytes) -> list[str] | None:
-    """Return the HMACs of statements, as `seal_claim` does; the secret is read once.
+def claim_secret() -> bytes | None:
+    """Return the secret for `seal_with`; None if there can be no secret.
 
     Raises:
         StateError: the secret cannot be read because of a transient error.
     """
     try:
-        secret = _secret(create=True) or b""
+        return _secret(create=True) or b""
     except StateError as error:
         if _is_transient(error):
             raise
         return None
-    return [_seal(secret, statement) for statement in statements]
 
 
 def is_own_claim(statement: bytes, seal: object) -> bool:
@@ -130,10 +136,14 @@ def secret_file() -> Path:
     Raises:
         RuntimeError: the user has no home directory.
     """
-    config = os.environ.get("XDG_CONFIG_HOME")
+    return _secret_file(os.environ.get("XDG_CONFIG_HOME"), os.environ.get("HOME"))
+
+
+@lru_cache(maxsize=1)
+def _secret_file(config: str | None, home: str | None) -> Path:
     if config and Path(config).is_absolute():
         return Path(config) / "agent-checkpoint" / "secret"
-    if os.environ.get("HOME") == "":
+    if home == "":
         raise RuntimeError("HOME is empty")
     return Path.home() / ".config" / "agent-checkpoint" / "secret"
 
@@ -143,8 +153,9 @@ def _is_transient(error: StateError) -> bool:
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in _TRANSIENT
 
 
-def _seal(secret: bytes, data: bytes) -> str:
-    return hmac.new(secret, _DOMAIN + data, hashlib.sha256).hexdigest()
+def seal_with(secret: bytes, data: bytes) -> str:
+    """Return the HMAC of a statement or a pickle under a secret."""
+    return hmac.digest(secret, _DOMAIN + data, "sha256").hex()
 
 
 def _secret(*, create: bool) -> bytes | None:
@@ -166,6 +177,28 @@ def _secret(*, create: bool) -> bytes | None:
 
 
 def _read(path: Path) -> bytes | None:
+    """Return the secret in a file, checked again if the file is not the one that was read last."""
+    global _last
+    name = str(path)
+    try:
+        signature = _signature(os.lstat(name))
+    except FileNotFoundError:
+        return None
+    last = _last
+    if last is not None and last[:2] == (name, signature):
+        return last[2]
+    is_settled = signature[-1] < time.time_ns() - _SETTLED_NS
+    secret = _read_checked(path)
+    _last = (name, signature, secret) if is_settled and secret is not None else None
+    return secret
+
+
+def _signature(status: os.stat_result) -> tuple[int, ...]:
+    file = status.st_dev, status.st_ino, status.st_size
+    return os.geteuid(), *file, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _read_checked(path: Path) -> bytes | None:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

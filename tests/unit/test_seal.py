@@ -4,12 +4,14 @@ import os
 import re
 import stat
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent_checkpoint import StateError, UntrustedDataError
+from agent_checkpoint import seal as seal_module
 from agent_checkpoint.core.state_codec import encode_state
 from agent_checkpoint.seal import check_seal, make_seal, secret_file
 from tests.exact import decode_state
@@ -222,3 +224,59 @@ class TestRace:
         assert secret_file().read_bytes() == b"1" * 64
         check_seal(DATA, seal)
         assert os.listdir(secret_file().parent) == ["secret"]
+
+
+class TestTheLastSecret:
+    """A secret is read again only if its file may be another one."""
+
+    @pytest.fixture
+    def reads(self, config: Path, monkeypatch: pytest.MonkeyPatch) -> "list[Path]":
+        place(config)
+        reads: list[Path] = []
+        read = seal_module._read_checked
+
+        def counted(path: Path) -> Any:
+            reads.append(path)
+            return read(path)
+
+        monkeypatch.setattr(seal_module, "_read_checked", counted)
+        monkeypatch.setattr(seal_module, "_last", None)
+        return reads
+
+    @pytest.fixture
+    def settled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(seal_module, "_SETTLED_NS", -(10**10))
+
+    def test_it_is_read_once(self, reads: "list[Path]", settled: None) -> None:
+        assert make_seal(b"said") == make_seal(b"said")
+        assert len(reads) == 1
+
+    def test_one_that_was_just_written_is_read_again(self, reads: "list[Path]") -> None:
+        assert make_seal(b"said") == make_seal(b"said")
+        assert len(reads) == 2
+
+    def test_another_one_in_its_place_counts(
+        self, reads: "list[Path]", settled: None, config: Path
+    ) -> None:
+        first, secret = make_seal(b"said"), secret_file()
+        fresh = secret.with_name("fresh")
+        fresh.write_bytes(b"1" * 64)
+        fresh.chmod(0o600)
+        found = secret.stat()
+        os.utime(fresh, ns=(found.st_atime_ns, found.st_mtime_ns))
+        fresh.rename(secret)
+        assert make_seal(b"said") != first
+
+    def test_it_is_checked_again_after_a_change_of_its_mode(
+        self, reads: "list[Path]", settled: None
+    ) -> None:
+        make_seal(b"said")
+        time.sleep(0.02)
+        secret_file().chmod(0o644)
+        with pytest.raises(StateError, match="chmod 600"):
+            make_seal(b"said")
+
+    def test_a_removed_one_is_not_used(self, reads: "list[Path]", settled: None) -> None:
+        first = make_seal(b"said")
+        secret_file().unlink()
+        assert make_seal(b"said") != first

@@ -11,12 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from functools import lru_cache
 from pathlib import Path
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.records import Checkpoint, Claim, short_repr
-from agent_checkpoint.seal import is_own_claim, seal_claims
+from agent_checkpoint.seal import claim_secret, is_own_claim, seal_with
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.directory_identity import identity_of
 from agent_checkpoint.store.store import Store
@@ -55,11 +56,15 @@ def make_claim(backend: Backend, key: str, directory: Path) -> Claim | None:
         StateError: the secret cannot be read because of a transient error.
     """
     path, host, identity = path_text(directory), host_of(backend), identity_of(directory)
-    members = (key, path, host), (key, path, host, identity)
-    seals = seal_claims(*(_sealed_text(*each) for each in members))
-    if seals is None:
-        return None
-    return Claim(path, host, seals[0], identity, seals[1] if identity else "")
+    secret = claim_secret()
+    return None if secret is None else _signed(secret, key, path, host, identity)
+
+
+@lru_cache(maxsize=16)
+def _signed(secret: bytes, key: str, path: str, host: str, identity: str) -> Claim:
+    seal = seal_with(secret, _sealed_text(key, path, host))
+    of_identity = seal_with(secret, _sealed_text(key, path, host, identity)) if identity else ""
+    return Claim(path, host, seal, identity, of_identity)
 
 
 def is_owned_by_directory(store: Store, checkpoint: Checkpoint, directory: Path, key: str) -> bool:

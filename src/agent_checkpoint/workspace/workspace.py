@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.os_support.os_fork import block_forks
-from agent_checkpoint.errors import InvalidInputError, StateMismatchError, WorkspaceError
+from agent_checkpoint.errors import (
+    ConflictError,
+    InvalidInputError,
+    StateMismatchError,
+    WorkspaceError,
+)
 from agent_checkpoint.options import Driver
-from agent_checkpoint.records import Kind, short_repr
+from agent_checkpoint.records import Checkpoint, Kind, short_repr
 from agent_checkpoint.store.objects.reader import OBJECT
 from agent_checkpoint.store.objects.references import ObjectRef
 from agent_checkpoint.store.objects.writer import Writer
@@ -108,10 +113,10 @@ class Workspace:
         self.given_store: Store | None = None if store is None else store_for(store)[0]
         """The store that was passed to the constructor, or the default store once it is open."""
         self._key: str | None = None
-        self._saved_key: str | None = None
-        """The key of the last snapshot. It is still the own one while its head has the same claim.
+        self._saved: Checkpoint | None = None
+        """The last snapshot. While it is the head, its key is still the own one.
 
-        Determining it again would read and check the head once more.
+        Then neither the key is determined again nor the head read.
         """
         patterns = self.options["ignore"]
         rules = Rules.of(patterns, gitignore=gitignore)
@@ -156,7 +161,7 @@ class Workspace:
 
     @key.setter
     def key(self, key: str) -> None:
-        self._key, self._saved_key = key, None
+        self._key, self._saved = key, None
 
     def _key_in(self, store: Store) -> str:
         """Return the key of the directory's snapshots in a store."""
@@ -237,25 +242,31 @@ class Workspace:
             StorageError: the store failed; no checkpoint was acknowledged.
         """
         # Until the objects of the snapshot are gone: else it looks at them again and again.
-        with self._ready(), collection_paused():
-            key = self._saved_key or self.key
-            capture = self._capture(full=full)
-            draft = capture.draft(key, self.store, label=label)._replace(tags=tags)
+        with self._lock, collection_paused():
+            with self._unchanging():
+                key = self.key if self._saved is None else self._saved.key
+                capture = self._capture(full=full)
+                draft = capture.draft(key, self.store, label=label)._replace(tags=tags)
+            last, part = self._saved, {OBJECT: capture.tree.ref}
+            if last is not None and last.claim == draft.claim and last.parts.get(PART) != part:
+                # Most likely it is still the head; the append checks it.
+                with suppress(ConflictError):
+                    self._saved = self.store.write(draft, parents=(last.id,), after=last.seq)
+                    return capture.tree
             head = self.store.head(key)
-            if self._saved_key is not None and (head is None or head.claim != draft.claim):
-                self._saved_key = None  # it may belong to another user now
-                return self.snapshot(label=label, full=full)
+            if last is not None and (head is None or head.claim != draft.claim):
+                self._saved = None  # the key may belong to another user now
+                return self.snapshot(label=label, tags=tags, full=full)
             # Safety checkpoints are pruned automatically, so one does not count as saved.
             saved = None if head is None or head.kind == Kind.SAFETY else head.parts.get(PART)
-            is_new = saved != {OBJECT: capture.tree.ref}
             # A claim written by version 0.1, or signed with a replaced secret, is renewed.
-            is_new = is_new or (head is not None and head.claim != draft.claim)
+            is_new = saved != part or (head is not None and head.claim != draft.claim)
             if is_new or label is not None:
                 # The head was just read: pass it on instead of reading it again.
-                self.store.write(draft, parents=() if head is None else (head.id,))
+                head = self.store.write(draft, parents=() if head is None else (head.id,))
             else:
                 capture.confirm()
-            self._saved_key = key if draft.claim is not None else None
+            self._saved = head if draft.claim is not None else None
             return capture.tree
 
     def diff(
@@ -285,7 +296,7 @@ class Workspace:
 
         Raises the same errors as `snapshot`.
         """
-        with self._ready():
+        with self._lock, self._unchanging():
             return self._capture(full=full).checkpoint_to(writer)
 
     def state_dict(self) -> ObjectRef:
@@ -503,7 +514,7 @@ class Workspace:
 
     def _scan(self, store: Store) -> DirState:
         """Scan the directory without a checkpoint. Raises the same errors as `snapshot`."""
-        with self._ready(), self._root.held(exclusive=False) as root:
+        with self._lock, self._unchanging() as root:
             return self._scanner.scan(root, store.writer(), ahead=True)
 
     def _resolve(self, tree: Tree | ObjectRef | str) -> Tree:
@@ -539,6 +550,18 @@ class Workspace:
         with self._lock:
             self._finish_restore()
             yield
+
+    @contextmanager
+    def _unchanging(self) -> Iterator[int]:
+        """Yield the root under a shared lock, for a scan, with no unfinished restore in it."""
+        with self._root.held(exclusive=False) as root:
+            is_clean = not exists(STAGING, root)
+            if is_clean:
+                yield root
+        if not is_clean:
+            self._finish_restore()
+            with self._root.held(exclusive=False) as root:
+                yield root
 
     def _store_for(self, tree: Tree) -> Store:
         """Return the store for a safety checkpoint: the workspace's, else the tree's."""

@@ -336,3 +336,39 @@ def test_instances_of_one_store_share_their_trust(tmp_path: Path) -> None:
     first: Optional[Trust] = trust_of(one)
     assert trust_of(two) is first
     assert trust_of(MemoryBackend()) is not trust_of(MemoryBackend())
+
+
+def test_a_change_in_a_tree_that_is_too_large_to_remember_requires_the_last_snapshot_only(
+    backend: AskedBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent_checkpoint.store.objects.trust._MAX_BYTES", 8000)
+    place = tmp_path / "tree"
+    for number in range(1000):
+        path = place / f"{number % 10}" / f"{number % 100}" / f"{number}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{number}")
+    workspace = Workspace(place, CheckpointManager(backend))
+    last = workspace.snapshot()
+    for name in ("7/57/57", "3/new", "4/44/new", "0/0/0"):
+        backend.counted()
+        (place / name).write_text(f"another {name}")
+        tree = workspace.snapshot()
+        assert backend.required == [{last.ref}]
+        last = tree
+
+
+def test_a_snapshot_is_complete_if_the_one_that_vouches_for_it_was_deleted(
+    backend: AskedBackend, place: Path
+) -> None:
+    manager = CheckpointManager(backend)
+    workspace = Workspace(place, manager)
+    below = place / "one"
+    below.mkdir()
+    (below / "file").write_text("kept")
+    workspace.snapshot()
+    manager.delete(workspace.key)
+    manager.gc()
+    (below / "other").write_text("new")
+    workspace.snapshot()
+    assert manager.verify().ok
+    assert backend.counted()

@@ -44,6 +44,26 @@ class TerminalRef(str):
     __slots__ = ()
 
 
+class SplicedRefs(list[str]):
+    """The references of an object that was made from another one by few changes."""
+
+    __slots__ = ("base", "new", "replaced")
+
+    def __init__(self, refs: Iterable[str], base: str, new: list[str], replaced: list[str]) -> None:
+        """Create the list.
+
+        Args:
+            refs: all references.
+            base: the id of the other object, which has all of them except `new`.
+            new: the references that were added.
+            replaced: the references of the other object that were replaced or removed.
+        """
+        super().__init__(refs)
+        self.base = base
+        self.new = new
+        self.replaced = replaced
+
+
 class Object(NamedTuple):
     """An object that was read and verified."""
 
@@ -106,7 +126,8 @@ def plain_object(kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> Plain
         IntegrityError: the object is larger than MAX_OBJECT; callers must split large content.
     """
     if refs:
-        terminal = sum([1 << at for at, name in enumerate(refs) if type(name) is TerminalRef])
+        bits = ["1" if type(name) is TerminalRef else "0" for name in reversed(refs)]
+        terminal = int("".join(bits), 2)
         flags = terminal.to_bytes((len(refs) + 7) // 8, "little")
         head = kind + write_varint(len(refs)) + flags + bytes.fromhex("".join(refs))
     else:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from weakref import WeakValueDictionary
 
 from agent_checkpoint.backends.base import Backend
-from agent_checkpoint.store.objects.object_format import ID_BYTES, PlainObject
+from agent_checkpoint.store.objects.object_format import ID_BYTES, PlainObject, SplicedRefs
 
 _MAX_BYTES = 1 << 21
 """The size of one of two generations."""
@@ -78,6 +78,8 @@ class Vouchers:
         """The known objects below each root, with the root."""
         self._front: dict[str, set[str]] = {root: {root} for root in self._below}
         """Those of the lowest level."""
+        self._replaced: dict[str, list[str]] = {}
+        """The references to follow of objects that others were spliced from."""
         self._is_ahead = False
 
     def find(self, level: set[str], unknown: set[str]) -> tuple[set[str], set[str]]:
@@ -100,13 +102,28 @@ class Vouchers:
                 roots.add(root)
         return found, roots
 
+    def find_base(self, refs: SplicedRefs) -> str | None:
+        """Return the root that vouches for the old references of a spliced object, if there is one.
+
+        Then only the replaced references of its base are followed: the others are shared.
+        """
+        for root, below in self._below.items():
+            if refs.base in below:
+                self._replaced.setdefault(refs.base, []).extend(refs.replaced)
+                return root
+        return None
+
     def descend(self, shared: set[str]) -> None:
         """Follow the references of the lowest level, except those of shared objects."""
         for root, front in self._front.items():
-            refs = set[str]().union(*map(self._trust.refs, front - shared))
+            refs = set[str]().union(*map(self._refs, front - shared))
             below = self._below[root]
             self._front[root] = refs - below
             below |= refs
+
+    def _refs(self, name: str) -> list[str]:
+        replaced = self._replaced.get(name)
+        return self._trust.refs(name) if replaced is None else replaced
 
 
 _trusts: WeakValueDictionary[str, Trust] = WeakValueDictionary()

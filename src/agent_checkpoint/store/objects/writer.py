@@ -19,6 +19,7 @@ from agent_checkpoint.store.objects.object_cache import ObjectCache
 from agent_checkpoint.store.objects.object_format import (
     Object,
     PlainObject,
+    SplicedRefs,
     as_read,
     children_first,
     make_object,
@@ -91,8 +92,10 @@ class Writer:
         """How many secrets were replaced in values that encode themselves when they are written."""
         """Decode cost of the values stored as objects."""
         self._pending: dict[str, PlainObject] = {}
+        self._spliced: dict[str, SplicedRefs] = {}
         self._new: set[str] = set()
         self._verified: set[str] = set()
+        self._roots: Collection[str] = ()
         self._committed: list[Callable[[], object]] = []
 
     def put(self, kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> str:
@@ -103,6 +106,8 @@ class Writer:
         """
         name, packed = make_object(kind, payload, refs)
         self._pending[name] = packed
+        if isinstance(refs, SplicedRefs):
+            self._spliced[name] = refs
         return name
 
     def adopt(self, objects: Mapping[str, PlainObject]) -> None:
@@ -116,6 +121,7 @@ class Writer:
     def merge(self, other: Writer) -> None:
         """Add the objects and commit callbacks of another writer."""
         self._pending.update(other._pending)
+        self._spliced.update(other._spliced)
         self._committed += other._committed
         self.redacted += other.redacted
         self.asks_all = self.asks_all or other.asks_all
@@ -145,7 +151,9 @@ class Writer:
         """Run the commit callbacks. Call it when the entry is durable."""
         for call in self._committed:
             call()
-        self._trust.add([(name, self._pending[name]) for name in self._verified], self.epoch)
+        # The roots last: many objects would push them out, and the next save needs them.
+        names = sorted(self._verified, key=self._roots.__contains__)
+        self._trust.add([(name, self._pending[name]) for name in names], self.epoch)
 
     def fill_cache(self, cache: ObjectCache) -> None:
         """Add the new objects to a cache, because they are likely to be read next.
@@ -203,11 +211,13 @@ class Writer:
         """
         if self.backend is None:
             raise AssertionError("unreachable: only the writers of a store are flushed")
-        roots = list(roots)
+        self._roots = roots = list(roots)
         self.check_decode_cost(roots)
         new, requires = self._partition(roots, lambda names: names)
         self._verified = new
-        if sum([self._pending[name].size for name in new]) > _QUERY_THRESHOLD:
+        # A spliced object differs from its base by a new object: it is seldom stored.
+        made = [name for name in new if name not in self._spliced]
+        if sum([self._pending[name].size for name in made]) > _QUERY_THRESHOLD:
             if self._is_trusted:
                 new, requires = self._without_stored(roots, new, requires)
                 self._verified = new
@@ -273,7 +283,15 @@ class Writer:
             added = pending.intersection(missing(pending)) if pending else set()
             requires |= level - added
             new |= added
-            level = set[str]().union(*[self._pending[name].refs for name in added])
+            level = set()
+            for name in added:
+                refs = self._spliced.get(name)
+                root = None if refs is None else vouchers.find_base(refs)
+                if refs is None or root is None:
+                    level.update(self._pending[name].refs)
+                else:
+                    requires.add(root)
+                    level.update(refs.new)
             level -= new
             level -= requires
             vouchers.descend(vouched)

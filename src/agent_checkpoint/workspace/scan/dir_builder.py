@@ -197,12 +197,13 @@ def _changed_state(
     is_renamed = len(gone) != len(came) or any(edit.is_new for edit in edits)
     names = spliced(old.names, edits, [item.name for item in came]) if is_renamed else old.names
     encoded = old.encoded(get) if is_same else old.encoded(get).edited(edits)
+    base = old.stored.ref if old.is_stored else None
     return DirState(
         packed_names=b"/".join(names) if is_renamed else old.packed_names,
         signatures=_spliced_signatures(old.signatures, edits, signatures),
         subdirs=builder.subdirs,
         notes=builder.notes or NO_NOTES,
-        stored=old.stored if is_same else encoded.put(put, is_stored=old.is_stored),
+        stored=old.stored if is_same else encoded.put(put, base),
         files=files,
         size=size,
         has_notes=has_notes,

@@ -9,7 +9,7 @@ import gc
 import hashlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -148,10 +148,11 @@ class ScanCache:
         limit = _REWRITE_AFTER if is_watching else _rewrite_after(state.files)
         if self._reads_since_index >= limit:
             self._is_index_due = True
-        self._put_again(state, writer)
+        not_stored = list(_not_stored(state))
+        self._put_again(not_stored, writer)
         self.dir_state = state
         self.position = position
-        writer.on_commit(lambda: self._committed(state, position))
+        writer.on_commit(lambda: self._committed(state, not_stored, position))
 
     def forget_index(self) -> None:
         """Remove the stat index of a directory that is about to be deleted."""
@@ -186,14 +187,16 @@ class ScanCache:
                 inodes.add((stat.st_dev, stat.st_ino))
         return inodes
 
-    def _put_again(self, state: DirState, writer: Writer) -> None:
+    def _put_again(self, not_stored: Iterable[DirState], writer: Writer) -> None:
         """Write again the directory objects of a checkpoint that was not committed."""
-        for each in _not_stored(state):
+        for each in not_stored:
             if writer.backend is not None and not writer.holds(each.stored.ref):
                 put_directory(each.items(objects_from(writer.backend)), writer.put)
 
-    def _committed(self, state: DirState, position: Position | None) -> None:
-        for each in _not_stored(state):
+    def _committed(
+        self, state: DirState, not_stored: Iterable[DirState], position: Position | None
+    ) -> None:
+        for each in not_stored:
             each.is_stored = True
         is_due = self._is_index_due or self._is_position_due(state, position)
         path = self._index_path() if is_due and self._writes_index else None
@@ -243,9 +246,8 @@ class ScanCache:
 
 def _not_stored(state: DirState) -> Iterator[DirState]:
     """Iterate over the directories that no durable checkpoint refers to, parents first."""
-    stack = [state]
+    stack = [] if state.is_stored else [state]
     while stack:
         state = stack.pop()
-        if not state.is_stored:
-            yield state
-            stack += state.subdirs.values()
+        yield state
+        stack += [each for each in state.subdirs.values() if not each.is_stored]

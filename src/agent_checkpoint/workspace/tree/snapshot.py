@@ -19,6 +19,8 @@ from agent_checkpoint.store.objects.references import ObjectRef
 from agent_checkpoint.workspace.tree.dir_state import Note
 from agent_checkpoint.workspace.tree.tree_format import Get, Put, Stored
 
+_COMPACT = json.JSONEncoder(separators=(",", ":"))
+
 
 class PathNote(NamedTuple):
     """A note on a path that was left out, or was captured incompletely."""
@@ -97,7 +99,7 @@ def put_record(tree: Tree, put: Put) -> Tree:
         "gitignore": tree.gitignore,
         "notes": tree.notes,
     }
-    payload = json.dumps(record, separators=(",", ":")).encode()
+    payload = _COMPACT.encode(record).encode()
     return tree._replace(ref=put(RECORD, payload, [tree.root.ref]))
 
 

@@ -35,6 +35,7 @@ from agent_checkpoint.store.objects.object_format import (
     ID_BYTES,
     WIDE,
     Object,
+    SplicedRefs,
     TerminalRef,
 )
 
@@ -140,36 +141,37 @@ def spliced(old: Sequence[T], edits: Iterable[Edit], new: Iterable[T]) -> list[T
 class EncodedDirectory:
     """The encoded entries of a directory. An edit encodes only the entries that it changes."""
 
-    __slots__ = ("_cuts", "_named", "_parts", "_refs", "_same", "_stored")
+    __slots__ = ("_cuts", "_edited_refs", "_named", "_parts", "_refs", "_same", "_stored")
 
     def __init__(self, items: Iterable[Item]) -> None:
         """Encode all entries, which must be sorted by name."""
         self._named: list[bytes] = []
         self._stored: list[bytes] = []
         self._refs: list[str | None] = []
-        for item in items:
-            self._append(item)
+        # The forms of an entry: for the id, for the object, and its reference. This loop is most of
+        # the time of the first change in a directory, so it calls no method.
+        add_named, add_stored, add_ref = self._named.append, self._stored.append, self._refs.append
+        pack, unhex = _HEAD.pack, bytes.fromhex
+        for name, kind, mode, size, content, ref, target in items:
+            head = pack(kind, mode, len(name), size) + name
+            if kind == LINK:
+                add_named(head + target)
+                add_stored(head + target)
+                add_ref(None)
+                continue
+            digest = unhex(content)
+            add_named(head + digest)
+            if kind == FILE and content == ref:
+                add_stored(head)
+                add_ref(ref if type(ref) is TerminalRef else TerminalRef(ref))
+            else:
+                add_stored((head if kind == FOLDER else _IN_CHUNKS + head[1:]) + digest)
+                add_ref(ref)
         self._cuts: bytes | None = None
         self._parts: list[tuple[int, int, Stored]] = []
         self._same: dict[tuple[int, int], Stored] = {}
-
-    def _append(self, item: Item) -> None:
-        """Add the forms of an entry: for the id, for the object, and its reference."""
-        name, kind, mode, size, content, ref, target = item
-        head = _HEAD.pack(kind, mode, len(name), size) + name
-        if kind == LINK:
-            self._named.append(head + target)
-            self._stored.append(head + target)
-            self._refs.append(None)
-            return
-        digest = bytes.fromhex(content)
-        self._named.append(head + digest)
-        if kind == FILE and content == ref:
-            self._stored.append(head)
-            self._refs.append(TerminalRef(ref))
-        else:
-            self._stored.append((head if kind == FOLDER else _IN_CHUNKS + head[1:]) + digest)
-            self._refs.append(ref)
+        self._edited_refs: tuple[list[str], list[str]] | None = None
+        """The references that the edits added and replaced, unless it is or was in parts."""
 
     def edited(self, edits: Sequence[Edit]) -> EncodedDirectory:
         """Return the directory after some edits, sorted by position."""
@@ -178,23 +180,27 @@ class EncodedDirectory:
             cuts = [_is_cut(edit.item.name) for edit in edits if edit.item is not None]
             new._cuts = bytes(spliced(self._cuts, edits, cuts))
             new._same = self._shifted(edits)
+        elif len(self._named) < WIDE_FROM:
+            replaced = [self._refs[edit.at] for edit in edits if not edit.is_new]
+            pair = ([ref for ref in refs if ref is not None] for refs in (new._refs, replaced))
+            new._edited_refs = next(pair), next(pair)
         new._named = spliced(self._named, edits, new._named)
         new._stored = spliced(self._stored, edits, new._stored)
         new._refs = spliced(self._refs, edits, new._refs)
         return new
 
-    def put(self, put: Put, *, is_stored: bool = False) -> Stored:
+    def put(self, put: Put, before: str | None = None) -> Stored:
         """Write the objects of the directory.
 
         Args:
             put: receives the objects.
-            is_stored: whether the objects of the directory before the edits are stored: then its
+            before: the object of the directory before the edits, if it is stored: then its
                 unchanged parts are not written again.
         """
         parts = []
         for start, end in self._ranges():
-            stored = self._same.get((start, end)) if is_stored else None
-            parts.append((start, end, stored or self._put_part(start, end, put)))
+            stored = None if before is None else self._same.get((start, end))
+            parts.append((start, end, stored or self._put_part(start, end, put, before)))
         if len(parts) == 1:
             return parts[0][2]
         self._parts = parts
@@ -218,9 +224,11 @@ class EncodedDirectory:
             yield start, end
             start = end
 
-    def _put_part(self, start: int, end: int, put: Put) -> Stored:
+    def _put_part(self, start: int, end: int, put: Put, before: str | None) -> Stored:
         identity = hashlib.sha256(b"tree\0" + b"".join(self._named[start:end])).hexdigest()
         refs = [ref for ref in self._refs[start:end] if ref is not None]
+        if before is not None and self._edited_refs is not None and end - start == len(self._refs):
+            refs = SplicedRefs(refs, before, *self._edited_refs)
         return Stored(identity, put(DIRECTORY, b"".join(self._stored[start:end]), refs))
 
     def _shifted(self, edits: Sequence[Edit]) -> dict[tuple[int, int], Stored]:

@@ -3,7 +3,7 @@
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -343,13 +343,14 @@ def test_a_change_encodes_only_the_changed_entries(
     for number in range(300):
         (root / "a" / f"{number}").write_text(f"{number}")
     encoded: list[bytes] = []
-    real = EncodedDirectory._append
+    real = EncodedDirectory.__init__
 
-    def append(self: EncodedDirectory, item: Item) -> None:
-        encoded.append(item.name)
-        real(self, item)
+    def encode(self: EncodedDirectory, items: Iterable[Item]) -> None:
+        items = list(items)
+        encoded.extend(item.name for item in items)
+        real(self, items)
 
-    monkeypatch.setattr(EncodedDirectory, "_append", append)
+    monkeypatch.setattr(EncodedDirectory, "__init__", encode)
     with Workspace(root, CheckpointManager().store) as workspace:
         workspace.snapshot()
         (root / "a" / "7").write_text("once")  # encodes the directories on the way

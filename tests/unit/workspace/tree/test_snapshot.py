@@ -373,3 +373,54 @@ def test_the_store_may_be_given_as_a_manager(root: Path, manager: CheckpointMana
     given: Any = manager
     Workspace(root, given).snapshot()
     assert manager.list_keys() == [f"workspace:{root}"]
+
+
+class TestTheHead:
+    """A snapshot appends after the last one of the same object, and reads the head otherwise."""
+
+    @pytest.fixture
+    def reads(self, manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> "list[str]":
+        reads: list[str] = []
+        read = manager.store.backend.read
+
+        def counted(stream: str, **which: Any) -> Any:
+            reads.append(stream)
+            return read(stream, **which)
+
+        monkeypatch.setattr(manager.store.backend, "read", counted)
+        return reads
+
+    def test_it_is_not_read_after_a_change(
+        self, ws: Workspace, root: Path, reads: "list[str]"
+    ) -> None:
+        ws.snapshot()
+        reads.clear()
+        (root / "new").write_text("1")
+        ws.snapshot()
+        assert reads == []
+
+    def test_the_snapshot_of_another_object_becomes_the_parent(
+        self, ws: Workspace, root: Path, manager: CheckpointManager
+    ) -> None:
+        ws.snapshot()
+        with Workspace(root, manager.store) as other:
+            (root / "new").write_text("1")
+            other.snapshot()
+            (root / "new").write_text("2")
+            ws.snapshot()
+            (root / "new").write_text("3")
+            other.snapshot()
+        rows = manager.history(ws.key)
+        assert [row["parents"] for row in rows] == [*([row["id"]] for row in rows[1:]), []]
+        assert len(rows) == 4
+
+    def test_equal_files_are_saved_again_after_other_files_of_another_object(
+        self, ws: Workspace, root: Path, manager: CheckpointManager
+    ) -> None:
+        before = ws.snapshot()
+        (root / "new").write_text("1")
+        with Workspace(root, manager.store) as other:
+            other.snapshot()
+        (root / "new").unlink()
+        assert ws.snapshot() == before
+        assert len(manager.history(ws.key)) == 3

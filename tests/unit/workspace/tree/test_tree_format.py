@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_checkpoint import CheckpointManager, IntegrityError, Workspace
-from agent_checkpoint.store.objects.object_format import TerminalRef
+from agent_checkpoint.store.objects.object_format import SplicedRefs, TerminalRef
 from agent_checkpoint.workspace.scan.reading import chunking, entry_reader
 from agent_checkpoint.workspace.tree.tree_format import (
     Chunks,
@@ -315,7 +315,7 @@ def test_an_edited_wide_directory_is_the_one_that_is_encoded_anew(seed: int) -> 
     chance = random.Random(seed)
     directory, shelf = wide(chance.choice([500, 513, 3000])), Shelf()
     encoded = EncodedDirectory(directory)
-    encoded.put(shelf.put)
+    stored = encoded.put(shelf.put)
     for step in range(12):
         before, kept = directory, chance.choice([1.0, 0.999, 0.9, 0.5])
         directory = [item for item in before if chance.random() < kept]
@@ -327,7 +327,7 @@ def test_an_edited_wide_directory_is_the_one_that_is_encoded_anew(seed: int) -> 
             directory[at] = directory[at]._replace(mode=step)
         encoded = encoded.edited(edits_between(before, directory))
         # Parts that were not edited are on the shelf already: everything is read from there.
-        stored = encoded.put(shelf.put, is_stored=True)
+        stored = encoded.put(shelf.put, stored.ref)
         assert stored == put_directory(directory, Shelf().put)
         assert read_directory(stored.ref, shelf.get) == directory
 
@@ -336,7 +336,7 @@ def test_an_edited_wide_directory_is_the_one_that_is_encoded_anew(seed: int) -> 
 def test_an_edit_of_a_wide_directory_puts_its_part_and_the_top(what: str) -> None:
     directory, shelf = wide(5000), Shelf()
     encoded = EncodedDirectory(directory)
-    encoded.put(shelf.put)
+    stored = encoded.put(shelf.put)
     middle = directory[2500]
     edit = {
         "changed": Edit(2500, middle._replace(mode=0o600)),
@@ -349,8 +349,41 @@ def test_an_edit_of_a_wide_directory_puts_its_part_and_the_top(what: str) -> Non
         calls.append(kind)
         return shelf.put(kind, payload, refs)
 
-    encoded.edited([edit]).put(put, is_stored=True)
+    encoded.edited([edit]).put(put, stored.ref)
     assert calls == [b"d", b"w"]
     calls.clear()
     encoded.edited([edit]).put(put)  # nothing is known to be stored: all parts
     assert len(calls) > 20
+
+
+@ours
+@given(directories, directories)
+def test_an_edited_directory_names_the_references_that_it_does_not_share(
+    before: "list[Item]", after: "list[Item]"
+) -> None:
+    shelf, seen = Shelf(), list[Sequence[str]]()
+
+    def put(kind: bytes, payload: bytes, refs: Sequence[str]) -> str:
+        seen.append(refs)
+        return shelf.put(kind, payload, refs)
+
+    stored = EncodedDirectory(before).put(put)
+    EncodedDirectory(before).edited(edits_between(before, after)).put(put, stored.ref)
+    old, new = seen
+    assert isinstance(new, SplicedRefs)
+    assert new.base == stored.ref
+    assert set(new.replaced) <= set(old)
+    assert set(new.new) <= set(new) <= set(old) | set(new.new)
+
+
+@pytest.mark.parametrize(("before", "after"), [(511, 512), (512, 511), (600, 601)])
+def test_no_part_of_a_wide_directory_counts_as_spliced(before: int, after: int) -> None:
+    one, two, seen = wide(600)[:before], wide(601)[:after], list[Sequence[str]]()
+
+    def put(kind: bytes, payload: bytes, refs: Sequence[str]) -> str:
+        seen.append(refs)
+        return Shelf().put(kind, payload, refs)
+
+    stored = EncodedDirectory(one).put(put)
+    EncodedDirectory(one).edited(edits_between(one, two)).put(put, stored.ref)
+    assert not any(isinstance(refs, SplicedRefs) for refs in seen)
