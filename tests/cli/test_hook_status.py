@@ -191,6 +191,34 @@ def test_claude_that_is_not_on_the_path(work: Scene) -> None:
     assert "failed calls" not in work.command("hook", "status", PATH=path)
 
 
+@pytest.mark.parametrize("former", [(), ("PostToolBatch",)])
+def test_claude_that_is_on_the_path_of_another_shell(
+    former: "tuple[str, ...]", work: Scene
+) -> None:
+    programs = work.place / "programs"
+    programs.mkdir()
+    (programs / "claude").write_text("#!/bin/sh\necho 2.1.325\n")
+    (programs / "claude").chmod(0o755)
+    work.command("hook", "install", "claude-code", PATH=f"{programs}:{work.environment['PATH']}")
+    file = Path(work.environment["HOME"]) / ".claude" / "settings.json"
+    settings = json.loads(file.read_text())
+    for event in former:
+        settings["hooks"][event] = settings["hooks"]["Stop"]
+    file.write_text(json.dumps(settings))
+    for _ in range(2):
+        found = status(work, "claude-code")
+        assert (found["installed"], found["outdated"]) == (True, False)
+        assert found["problems"] == ["No event of claude-code was received yet. Start a session."]
+        work.command("hook", "install", "claude-code")
+        hooks = json.loads(file.read_text())["hooks"]
+        assert "PostToolUseFailure" in hooks
+        assert "PostToolBatch" not in hooks
+    work.command("--store", str(work.place / "other"), "hook", "install", "claude-code")
+    assert "PostToolUseFailure" in json.loads(file.read_text())["hooks"]
+    work.command("hook", "uninstall", "claude-code")
+    assert not file.exists()
+
+
 def test_all_agents_that_are_here_are_installed_at_once(work: Scene) -> None:
     assert "No coding agent found" in work.command("hook", "install", "--all", status=3)
     programs, home = work.place / "programs", Path(work.environment["HOME"])

@@ -73,7 +73,8 @@ def hook_health(agent: str, path: Path, project: Path | None) -> HookHealth:
             else f"The entries in {path} are of another version: run "
         )
         problems[-1] += _how_to_renew(agent, path, project)
-    if agent == CLAUDE and not claude_version():
+    has_newer = {event for event, _, _ in positions} >= set(FORMATS[agent].newer)
+    if not has_newer and not claude_version():
         problems.append(
             "`claude` is not on PATH, so failed calls get no checkpoint: run `agent-checkpoint "
             "hook install claude-code` where it is."
