@@ -379,6 +379,43 @@ def test_a_store_that_is_read_only(work: Scene) -> None:
         assert "`agent-checkpoint --store DIR hook install AGENT`" in told
 
 
+def test_a_home_that_is_read_only_and_a_store_elsewhere(work: Scene) -> None:
+    with small_disk("tmpfs", work.place, 4) as disk:
+        home = {"HOME": str(disk), "AGENT_CHECKPOINT_HOME": ""}
+        moved = {**home, "CODEX_HOME": str(work.place / "codex")}
+        store = str(work.place / "elsewhere")
+        with read_only(disk):
+            told = work.command("hook", "install", "--all", status=1, **home, PATH=with_codex(work))
+            assert "codex: Cannot write" in told
+            assert "To rewind" not in told
+            assert "look like secrets" not in told
+            work.command("--store", store, "hook", "install", "codex", **moved)
+            told = work.command("hook", "status", **moved)
+            assert "Nothing is saved" not in told
+            assert (
+                "Errors and last events are not recorded, and conversations cannot be rewound: "
+                f"{disk}/.local/state/agent-checkpoint does not exist, and {disk} is read-only or "
+                "not yours. Make it writable." in told
+            )
+            work.hook("codex", work.event("codex.post-tool-use"), AGENT_CHECKPOINT_STORE=store)
+            assert "codex/" in work.command("--store", store, "keys", **moved)
+            told = work.command("save", status=1, **home)
+            assert told == (
+                "agent-checkpoint: Cannot create the store "
+                f"{disk}/.local/share/agent-checkpoint/store: Read-only file system. Make it "
+                "writable, or pass --store DIR.\n"
+            )
+
+
+def with_codex(work: Scene) -> str:
+    """A PATH with a program of that name; the project has a file that looks like a secret."""
+    programs = work.place / "programs"
+    programs.mkdir()
+    (programs / "codex").symlink_to("/bin/true")
+    (work.workspace / ".env").write_text("x")
+    return f"{programs}:/usr/bin:/bin"
+
+
 def test_hooks_in_settings_that_a_project_has_committed(work: Scene) -> None:
     work.command("hook", "install", "claude-code", "--project")
     file = Path(status(work, "claude-code", "project")["file"])

@@ -143,19 +143,37 @@ def not_read_here(agent: str, path: Path, here: Path) -> str | None:
 
 
 def write_problem(place: Path) -> str | None:
-    """Return why nothing can be saved in a directory, which need not exist; None if it can."""
-    near = next(path for path in (place, *place.parents) if os.path.exists(path))
-    if not os.access(near, os.W_OK | os.X_OK):
-        what = str(place) if near == place else f"{place} does not exist, and {near}"
+    """Return why nothing can be saved in a store, which need not exist; None if it can."""
+    why = _why_not_writable(place)
+    if why is not None:
         return (
-            f"Nothing is saved: {what} is read-only or not yours. Make it writable, or save "
-            "elsewhere: `agent-checkpoint --store DIR hook install AGENT`."
+            f"Nothing is saved: {why}. Make it writable, or save elsewhere: `agent-checkpoint "
+            "--store DIR hook install AGENT`."
         )
     try:
         SpaceLimits(place, min_free=None, max_bytes=None).check({})
     except StorageError as error:
         return f"Nothing is saved. {error}"
     return None
+
+
+def state_problem(place: Path) -> str | None:
+    """Return what is missing if the state directory is not writable; None if it is."""
+    why = _why_not_writable(place)
+    if why is None:
+        return None
+    return (
+        f"Errors and last events are not recorded, and conversations cannot be rewound: {why}. "
+        "Make it writable."
+    )
+
+
+def _why_not_writable(place: Path) -> str | None:
+    near = next(path for path in (place, *place.parents) if os.path.exists(path))
+    if os.access(near, os.W_OK | os.X_OK):
+        return None
+    what = str(place) if near == place else f"{place} does not exist, and {near}"
+    return f"{what} is read-only or not yours"
 
 
 def _why_not_installed(agent: str) -> list[str]:

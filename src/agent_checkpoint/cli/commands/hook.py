@@ -28,6 +28,7 @@ from agent_checkpoint.agents.settings.hook_health import (
     last_seen,
     not_read_here,
     plugin_health,
+    state_problem,
     write_problem,
 )
 from agent_checkpoint.agents.settings.installed_plugins import installed_plugin
@@ -159,6 +160,9 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
     for row in rows:
         row.update({"secrets": secrets} if args.what == "install" else {})
 
+    has_failed = any("trouble" in row for row in rows)
+    is_any_done = any("trouble" not in row for row in rows)
+
     def show(out: Output) -> None:
         for row in rows:
             path, is_changed = row["file"], row["changed"]
@@ -169,7 +173,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
             else:
                 out.line(f"Installed in {path}." if is_changed else f"Already installed in {path}.")
                 out.line(f"  {next_step(row['agent'], project)}", style="dim")
-        if secrets:
+        if secrets and (is_any_done or args.leave_out_secrets):
             names = ", ".join(map(one_line, secrets[:_SECRETS_SHOWN]))
             more = len(secrets) - _SECRETS_SHOWN
             names += f" and {more:,} more" if more > 0 else ""
@@ -184,10 +188,9 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
                     "then does not restore them.",
                     style="dim",
                 )
-        if args.what == "install":
+        if args.what == "install" and is_any_done:
             out.line(f"To rewind to a tool call: {command_line('rewind', store or None)}")
 
-    has_failed = any("trouble" in row for row in rows)
     return CommandResult({"agents": rows} if args.all else rows[0], show, int(has_failed))
 
 
@@ -325,10 +328,12 @@ def _is_shown(row: dict[str, Any]) -> bool:
 
 def _stores(rows: list[dict[str, Any]]) -> tuple[dict[str, BudgetState], list[str]]:
     """Return the budgets of the stores that hooks save to, by their names, and what is wrong."""
-    names = {row["store"] for row in rows if row["installed"]} | {os.environ.get(STORE) or ""}
+    chosen = os.environ.get(STORE) or ""
+    names = {row["store"] or chosen for row in rows if row["installed"] or row["outdated"]}
+    if chosen or not names:
+        names.add(chosen)
     found: dict[str, BudgetState] = {}
-    state_dir = state_directory()
-    problems = [write_problem(Path(state_dir))] if state_dir is not None else []
+    problems: list[str | None] = []
     for name in sorted(names):
         with suppress(CheckpointError):  # `stats` reports it
             backend = open_named(name or None)
@@ -337,6 +342,9 @@ def _stores(rows: list[dict[str, Any]]) -> tuple[dict[str, BudgetState], list[st
             state = budget_state(backend)
             if state is not None:
                 found[describe_store(backend)] = state
+    state_dir = state_directory()
+    if state_dir is not None and not any(problems):
+        problems.append(state_problem(Path(state_dir)))
     return found, list(dict.fromkeys(problem for problem in problems if problem is not None))
 
 
