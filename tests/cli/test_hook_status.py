@@ -416,6 +416,36 @@ def with_codex(work: Scene) -> str:
     return f"{programs}:/usr/bin:/bin"
 
 
+def test_a_store_that_is_a_file(work: Scene) -> None:
+    wrong, settings = work.place / "file", Path(work.environment["HOME"]) / ".codex" / "hooks.json"
+    work.command("--store", str(wrong), "hook", "install", "codex")  # not there yet
+    before = settings.read_text()
+    wrong.write_text("x")
+    told = work.command("--store", str(wrong), "hook", "install", "codex", status=2)
+    assert told == work.command("--store", str(wrong), "save", status=2)
+    assert f"{wrong} is a file, but an SQLite store is a directory" in told
+    assert settings.read_text() == before
+    problem = f"Nothing is saved. {wrong} is a file"
+    assert problem in json.loads(work.command("hook", "status", "--json"))["problems"][0]
+    work.command("hook", "install", "codex")
+    assert problem not in work.command("hook", "status")
+    assert problem in work.command("--store", str(wrong), "hook", "status")
+    assert problem in work.command("hook", "status", AGENT_CHECKPOINT_STORE=str(wrong))
+
+
+def test_errors_before_the_last_checkpoint(work: Scene) -> None:
+    work.hook("codex", work.event("codex.post-tool-use"))
+    log = work.home / "hook" / "hook.log"
+    log.write_text("2020-01-01 00:00:00 first\n2020-01-02 00:00:00 second\n")
+    told = work.command("hook", "status")
+    assert f"Before the last checkpoint, in {log}:\n  2020-01-01 00:00:00 first\n" in told
+    assert "Recent errors" not in told
+    with log.open("a") as file:
+        file.write("2999-01-01 00:00:00 third\n")
+    told = work.command("hook", "status")
+    assert told.endswith(f"second\nRecent errors in {log}:\n  2999-01-01 00:00:00 third\n")
+
+
 def test_hooks_in_settings_that_a_project_has_committed(work: Scene) -> None:
     work.command("hook", "install", "claude-code", "--project")
     file = Path(status(work, "claude-code", "project")["file"])
