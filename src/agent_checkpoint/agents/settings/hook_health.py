@@ -46,6 +46,8 @@ class HookHealth(NamedTuple):
     """What is wrong, and what to do."""
     is_outdated: bool = False
     """Whether there are entries, but not all of this version."""
+    is_blocked: bool = False
+    """Whether a problem keeps all calls from being saved."""
 
 
 class LastSeen(NamedTuple):
@@ -65,8 +67,8 @@ def hook_health(agent: str, path: Path, project: Path | None) -> HookHealth:
         return HookHealth(installed=False, reviewed=None, problems=tuple(problems))
     is_current = installed(agent, path, project)
     problems = []
+    gone = None if is_current else missing_program(agent, path, project)
     if not is_current:
-        gone = missing_program(agent, path, project)
         problems.append(
             f"The hook in {path} runs {gone}, which does not exist, so nothing is saved: run "
             if gone is not None
@@ -80,7 +82,8 @@ def hook_health(agent: str, path: Path, project: Path | None) -> HookHealth:
             "hook install claude-code` where it is."
         )
     names, off = _SWITCHES.get(agent, ((), True))
-    if names and settings_value(agent, path, project, *names) is off:
+    is_off = bool(names) and settings_value(agent, path, project, *names) is off
+    if is_off:
         problems.append(f"Hooks are disabled in {path}.")
     reviewed = None
     if agent == CODEX:
@@ -88,7 +91,8 @@ def hook_health(agent: str, path: Path, project: Path | None) -> HookHealth:
         problem = review_problem({str(path), str(path.resolve())}, hooks, positions, path)
         reviewed = problem is None
         problems += [problem] if problem else []
-    return HookHealth(is_current, reviewed, tuple(problems), is_outdated=not is_current)
+    is_blocked = gone is not None or is_off or reviewed is False
+    return HookHealth(is_current, reviewed, tuple(problems), not is_current, is_blocked)
 
 
 def plugin_health(agent: str, place: Path) -> HookHealth:
@@ -105,7 +109,7 @@ def plugin_health(agent: str, place: Path) -> HookHealth:
         problem = review_problem({f"{PLUGIN_NAME}:hooks/hooks.json"}, hooks, entries, place)
         reviewed = problem is None
         problems += [problem] if problem else []
-    return HookHealth(True, reviewed, tuple(problems))
+    return HookHealth(True, reviewed, tuple(problems), is_blocked=bool(problems))
 
 
 def _how_to_renew(agent: str, path: Path, project: Path | None) -> str:

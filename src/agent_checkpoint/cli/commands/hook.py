@@ -74,8 +74,8 @@ def arguments(parser: Parser) -> None:
     parser.optional(
         "what",
         "WHAT",
-        "install, uninstall, status, stop (the daemon); or an agent name, to save the event "
-        f"on stdin: {', '.join(AGENTS)}",
+        "install, uninstall, status (exit status 1 if a problem keeps calls from being saved), "
+        f"stop (the daemon); or an agent name, to save the event on stdin: {', '.join(AGENTS)}",
         default="",
     )
     parser.optional("agent", "AGENT", f"one of {', '.join(AGENTS)}")
@@ -236,6 +236,11 @@ def _status(location: StoreLocation, store: str) -> CommandResult:
     saved = max((row["last_checkpoint"] or 0.0 for row in rows), default=0.0)
     older = [line for line in failures if line < _log_time(saved)]
     budgets, problems = _stores(rows, store)
+    can_save = not problems
+    state_dir = state_directory()
+    if can_save and state_dir is not None:
+        missing = state_problem(Path(state_dir))
+        problems += [missing] if missing else []
     for row in rows:  # an older version installed hooks with a password
         row["store"] = without_password(row["store"])
     data = {
@@ -273,7 +278,9 @@ def _status(location: StoreLocation, store: str) -> CommandResult:
             if lines:
                 out.line("\n  ".join([f"{words} {log}:", *lines]), style=style)
 
-    return CommandResult(data, show)
+    is_installed = any(row["installed"] or row["outdated"] for row in rows)
+    is_blocked = any(row["blocked"] for row in rows) or (is_installed and not can_save)
+    return CommandResult(data, show, int(is_blocked))
 
 
 def _rows(agent: str, here: Path) -> list[dict[str, Any]]:
@@ -287,17 +294,18 @@ def _rows(agent: str, here: Path) -> list[dict[str, Any]]:
         places.append(("plugin", None, plugin))
     for scope, project, path in places:
         row: dict[str, Any] = {"agent": agent, "scope": scope, "file": str(path)}
-        row.update(installed=False, outdated=False, store="", trouble=None)
+        row.update(installed=False, outdated=False, blocked=False, store="", trouble=None)
         row.update(reviewed=None, problems=[])
         row.update(last_event=seen.event, last_checkpoint=seen.checkpoint)
         is_plugin = scope == "plugin"
         try:
             health = plugin_health(agent, path) if is_plugin else hook_health(agent, path, project)
             row.update(installed=health.installed, reviewed=health.reviewed)
-            row.update(outdated=health.is_outdated, problems=list(health.problems))
+            row.update(outdated=health.is_outdated, blocked=health.is_blocked)
+            row.update(problems=list(health.problems))
             row.update(store="" if is_plugin else store_of(agent, path, project))
         except InvalidInputError as error:
-            row["trouble"] = str(error)
+            row.update(trouble=str(error), blocked=True)
         is_here = row["installed"] or row["outdated"]
         unread = not_read_here(agent, path, here) if scope == "above" and is_here else None
         if unread is not None:
@@ -353,9 +361,6 @@ def _stores(rows: list[dict[str, Any]], given: str) -> tuple[dict[str, BudgetSta
             state = budget_state(backend)
             if state is not None:
                 found[describe_store(backend)] = state
-    state_dir = state_directory()
-    if state_dir is not None and not any(problems):
-        problems.append(state_problem(Path(state_dir)))
     return found, list(dict.fromkeys(problem for problem in problems if problem is not None))
 
 
