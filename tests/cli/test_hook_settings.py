@@ -461,8 +461,8 @@ def test_a_named_store_is_the_one_that_is_used(way: str, tmp_path: Path) -> None
         work.command("hook", "install", "codex", "--project")
         assert "--store" not in file.read_text()
         assert file.read_text().count("client.py") == once.count("client.py")
-        work.command("--store", "x://y", "hook", "install", "codex", "--project")
-        assert "--store x://y" in file.read_text()
+        work.command("--store", "file:///y", "hook", "install", "codex", "--project")
+        assert "--store file:///y" in file.read_text()
         work.command("hook", "uninstall", "codex", "--project")
         assert not file.exists()
 
