@@ -99,6 +99,10 @@ def test_the_version() -> None:
     assert run("--version").out.startswith("agent-checkpoint 0")
 
 
+def test_an_option_that_is_like_no_other_has_no_suggestion() -> None:
+    assert run("log", "--nope").err.splitlines()[0].endswith("log: unknown option --nope.")
+
+
 def test_nothing_was_typed() -> None:
     ran = run()
     assert ran.status == 2

@@ -232,6 +232,14 @@ def test_nothing_of_a_difference_is_cut_in_a_pipe() -> None:
     assert "b" * 5000 in run("show", "run").out
 
 
+def test_the_preview_of_a_restore_names_the_directory(repo: Path) -> None:
+    (repo / "app.py").write_text("broken\n")
+    told = run("restore", "@1", "--dry-run", at=repo).out
+    assert f"In {repo.resolve()}:\n  write app.py\n" in told
+    assert f"In {repo.resolve()}:\n" in run("restore", "@1", "--yes", at=repo).out
+    assert "In " not in run("restore", "@1", "--dry-run", at=repo).out
+
+
 def test_one_is_not_many(repo: Path) -> None:
     (repo / "app.py").write_text("broken\n")
     told = run("restore", "@1", "--dry-run", at=repo).out

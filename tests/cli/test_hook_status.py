@@ -20,7 +20,14 @@ def work(tmp_path: Path) -> Iterator[Scene]:
 
 
 def status(work: Scene, agent: str, scope: str = "user", **environment: str) -> "dict[str, Any]":
-    rows = json.loads(work.command("hook", "status", "--json", **environment))["agents"]
+    """The row of an agent; the exit status must say whether a row is blocked."""
+    arguments = ["hook", "status", "--json"]
+    try:
+        rows = json.loads(work.command(*arguments, **environment))["agents"]
+        assert not any(row["blocked"] for row in rows)
+    except AssertionError:
+        rows = json.loads(work.command(*arguments, status=1, **environment))["agents"]
+        assert any(row["blocked"] for row in rows)
     (found,) = [row for row in rows if (row["agent"], row["scope"]) == (agent, scope)]
     return dict(found)
 
@@ -78,7 +85,7 @@ def test_a_hook_whose_program_is_gone(agent: str, work: Scene) -> None:
     found = status(work, agent)
     assert found["outdated"]
     assert "runs /gone/python, which does not exist" in found["problems"][0]
-    assert "outdated" in work.command("hook", "status")
+    assert "outdated" in work.command("hook", "status", status=1)
     work.command("hook", "install", agent)
     assert not status(work, agent)["outdated"]
 
@@ -123,7 +130,7 @@ def test_hooks_that_codex_was_not_told_to_trust(work: Scene) -> None:
     work.command("hook", "install", "codex")
     home = Path(work.environment["HOME"]) / ".codex"
     assert status(work, "codex")["reviewed"] is False
-    assert "type /hooks in Codex" in work.command("hook", "status")
+    assert "type /hooks in Codex" in work.command("hook", "status", status=1)
     events = json.loads((home / "hooks.json").read_text())["hooks"]
     names = ["user_prompt_submit", "pre_tool_use", "post_tool_use", "pre_compact", "stop"]
     assert len(names) == len(events)
@@ -162,7 +169,7 @@ def test_hooks_that_are_disabled(agent: str, setting: "dict[str, Any]", work: Sc
     file.parent.mkdir()
     file.write_text(json.dumps(setting))
     work.command("hook", "install", agent)
-    assert f"Hooks are disabled in {file}" in work.command("hook", "status")
+    assert f"Hooks are disabled in {file}" in work.command("hook", "status", status=1)
 
 
 def test_entries_of_another_version(work: Scene) -> None:
@@ -189,6 +196,34 @@ def test_claude_that_is_not_on_the_path(work: Scene) -> None:
     assert "outdated" in work.command("hook", "status", PATH=path)
     work.command("hook", "install", "claude-code", PATH=path)
     assert "failed calls" not in work.command("hook", "status", PATH=path)
+
+
+@pytest.mark.parametrize("former", [(), ("PostToolBatch",)])
+def test_claude_that_is_on_the_path_of_another_shell(
+    former: "tuple[str, ...]", work: Scene
+) -> None:
+    programs = work.place / "programs"
+    programs.mkdir()
+    (programs / "claude").write_text("#!/bin/sh\necho 2.1.325\n")
+    (programs / "claude").chmod(0o755)
+    work.command("hook", "install", "claude-code", PATH=f"{programs}:{work.environment['PATH']}")
+    file = Path(work.environment["HOME"]) / ".claude" / "settings.json"
+    settings = json.loads(file.read_text())
+    for event in former:
+        settings["hooks"][event] = settings["hooks"]["Stop"]
+    file.write_text(json.dumps(settings))
+    for _ in range(2):
+        found = status(work, "claude-code")
+        assert (found["installed"], found["outdated"]) == (True, False)
+        assert found["problems"] == ["No event of claude-code was received yet. Start a session."]
+        work.command("hook", "install", "claude-code")
+        hooks = json.loads(file.read_text())["hooks"]
+        assert "PostToolUseFailure" in hooks
+        assert "PostToolBatch" not in hooks
+    work.command("--store", str(work.place / "other"), "hook", "install", "claude-code")
+    assert "PostToolUseFailure" in json.loads(file.read_text())["hooks"]
+    work.command("hook", "uninstall", "claude-code")
+    assert not file.exists()
 
 
 def test_all_agents_that_are_here_are_installed_at_once(work: Scene) -> None:
@@ -259,13 +294,14 @@ def test_a_hook_of_the_project_above(agent: str, is_read: bool, work: Scene) -> 
     """Some agents read only the settings of the directory where they start."""
     work.command("hook", "install", agent, "--project")
     below = work.workspace / "src"
-    rows = json.loads(work.command("hook", "status", "--json", cwd=below))["agents"]
+    blocked = 1 if agent == "codex" else 0  # not reviewed
+    rows = json.loads(work.command("hook", "status", "--json", cwd=below, status=blocked))["agents"]
     (found,) = [row for row in rows if (row["agent"], row["scope"]) == (agent, "above")]
     assert found["file"].startswith(str(work.workspace))
     told = [problem for problem in found["problems"] if "only in the directory where" in problem]
     assert len(told) == (0 if is_read else 1)
     work.command("hook", "install", agent)
-    told = [work.command("hook", "status", cwd=below)]
+    told = [work.command("hook", "status", cwd=below, status=blocked)]
     assert ("only in the directory where" in told[0]) is False
     assert ("saved twice" in told[0]) is is_read
 
@@ -332,23 +368,94 @@ def test_the_plugin_of_other_agents(agent: str, work: Scene) -> None:
 def test_a_full_disk_that_has_the_log_too(work: Scene) -> None:
     with small_disk("tmpfs", work.place, 4) as disk:
         place = {"AGENT_CHECKPOINT_HOME": str(disk)}
-        work.command("hook", "install", "codex")
+        work.command("hook", "install", "gemini")
         assert json.loads(work.command("hook", "status", "--json", **place))["problems"] == []
         fill(disk)
-        work.hook("codex", work.event("codex.post-tool-use"), **place)
+        work.hook("gemini", work.event("gemini.after-tool"), **place)
         assert (disk / "hook" / "hook.log").read_text() == ""  # the failure is told nowhere else
-        told = work.command("hook", "status", **place)
+        told = work.command("hook", "status", status=1, **place)
         assert f"Nothing is saved. Write refused: the file system of {disk}" in told
 
 
 def test_a_store_that_is_read_only(work: Scene) -> None:
     with small_disk("tmpfs", work.place, 4) as disk:
-        work.command("--store", str(disk / "store"), "hook", "install", "codex")
+        work.command("--store", str(disk / "store"), "hook", "install", "gemini")
         assert "Nothing is saved" not in work.command("hook", "status")
         with read_only(disk):
-            told = work.command("hook", "status")
+            told = work.command("hook", "status", status=1)
         assert f"Nothing is saved: {disk}/store does not exist, and {disk} is read-only" in told
         assert "`agent-checkpoint --store DIR hook install AGENT`" in told
+
+
+def test_a_home_that_is_read_only_and_a_store_elsewhere(work: Scene) -> None:
+    with small_disk("tmpfs", work.place, 4) as disk:
+        home = {"HOME": str(disk), "AGENT_CHECKPOINT_HOME": ""}
+        moved = {**home, "GEMINI_CLI_HOME": str(work.place / "gemini")}
+        store = str(work.place / "elsewhere")
+        with read_only(disk):
+            told = work.command("hook", "install", "--all", status=1, **home, PATH=with_codex(work))
+            assert "codex: Cannot write" in told
+            assert "To rewind" not in told
+            assert "look like secrets" not in told
+            work.command("--store", store, "hook", "install", "gemini", **moved)
+            told = work.command("hook", "status", **moved)
+            assert "Nothing is saved" not in told
+            assert (
+                "Errors and last events are not recorded, and conversations cannot be rewound: "
+                f"{disk}/.local/state/agent-checkpoint does not exist, and {disk} is read-only or "
+                "not yours. Make it writable." in told
+            )
+            event = work.event("gemini.after-tool")
+            work.hook("gemini", event, **moved, AGENT_CHECKPOINT_STORE=store)
+            assert "gemini/" in work.command("--store", store, "keys", **moved)
+            told = work.command("save", status=1, **home)
+            assert told == (
+                "agent-checkpoint: Cannot create the store "
+                f"{disk}/.local/share/agent-checkpoint/store: Read-only file system. Make it "
+                "writable, or pass --store DIR.\n"
+            )
+
+
+def with_codex(work: Scene) -> str:
+    """A PATH with a program of that name; the project has a file that looks like a secret."""
+    programs = work.place / "programs"
+    programs.mkdir()
+    (programs / "codex").symlink_to("/bin/true")
+    (work.workspace / ".env").write_text("x")
+    return f"{programs}:/usr/bin:/bin"
+
+
+def test_a_store_that_is_a_file(work: Scene) -> None:
+    wrong, settings = work.place / "file", Path(work.environment["HOME"]) / ".codex" / "hooks.json"
+    work.command("--store", str(wrong), "hook", "install", "codex")  # not there yet
+    before = settings.read_text()
+    wrong.write_text("x")
+    told = work.command("--store", str(wrong), "hook", "install", "codex", status=2)
+    assert told == work.command("--store", str(wrong), "save", status=2)
+    assert f"{wrong} is a file, but an SQLite store is a directory" in told
+    assert settings.read_text() == before
+    problem = f"Nothing is saved. {wrong} is a file"
+    told = work.command("hook", "status", "--json", status=1)
+    assert problem in json.loads(told)["problems"][0]
+    work.command("hook", "uninstall", "codex")
+    assert problem in work.command("--store", str(wrong), "hook", "status")
+    work.command("hook", "install", "gemini")
+    assert problem not in work.command("hook", "status")
+    assert problem in work.command("--store", str(wrong), "hook", "status", status=1)
+    assert problem in work.command("hook", "status", status=1, AGENT_CHECKPOINT_STORE=str(wrong))
+
+
+def test_errors_before_the_last_checkpoint(work: Scene) -> None:
+    work.hook("codex", work.event("codex.post-tool-use"))
+    log = work.home / "hook" / "hook.log"
+    log.write_text("2020-01-01 00:00:00 first\n2020-01-02 00:00:00 second\n")
+    told = work.command("hook", "status")
+    assert f"Before the last checkpoint, in {log}:\n  2020-01-01 00:00:00 first\n" in told
+    assert "Recent errors" not in told
+    with log.open("a") as file:
+        file.write("2999-01-01 00:00:00 third\n")
+    told = work.command("hook", "status")
+    assert told.endswith(f"second\nRecent errors in {log}:\n  2999-01-01 00:00:00 third\n")
 
 
 def test_hooks_in_settings_that_a_project_has_committed(work: Scene) -> None:
@@ -364,7 +471,7 @@ def test_hooks_in_settings_that_a_project_has_committed(work: Scene) -> None:
     shared.write_text("{}")
     assert str(shared) not in work.command("hook", "status")
     shared.write_text("{")
-    assert f"Cannot parse '{shared}'" in work.command("hook", "status")
+    assert f"Cannot parse '{shared}'" in work.command("hook", "status", status=1)
 
 
 def test_two_installations(work: Scene) -> None:

@@ -153,7 +153,8 @@ class Program:
             text=True,
             timeout=_SECONDS,
         )
-        assert done.returncode == 0, (command, done.returncode, done.stdout, done.stderr)
+        statuses = (0, 1) if command[3:5] == ["hook", "status"] else (0,)  # 1: not reviewed yet
+        assert done.returncode in statuses, (command, done.returncode, done.stdout, done.stderr)
         return done.stdout
 
     def turn(self, command: "list[str]", requests: int, *, is_whole: bool = True) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agent_checkpoint.records import Draft
+from agent_checkpoint.web.pages.prompts_page import _is_call
 from agent_checkpoint.web.timeline.agent_steps import agent_step
 from agent_checkpoint.web.timeline.history import CheckpointSummary
 from agent_checkpoint.web.timeline.layout import TimelineLayout, lay_out
@@ -128,6 +129,12 @@ def test_prompts_with_their_steps(visitor: Visitor) -> None:
     piece = visitor.text("/timeline", key=KEY, view="prompts", piece=1)
     assert "<html" not in piece
     assert "changelog entry" in piece
+
+
+def test_a_batch_and_a_rewind_are_no_calls() -> None:
+    events = [(ASKED, ""), (POST, "1"), (POST, "2"), ("PostToolBatch", "2"), ("PreToolUse", "3")]
+    found = lay_out("a", {"a": [*line(*events), *line((POST, "4"), kind="rollback")]}).rows
+    assert [_is_call(row) for row in found] == [False, True, True, False, True, False]
 
 
 def test_all_rows(visitor: Visitor) -> None:

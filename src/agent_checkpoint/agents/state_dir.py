@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 
+LOG_TIME = "%Y-%m-%d %H:%M:%S"
+"""The local time at the beginning of a line of the log."""
 _MAX_LOG_BYTES = 256 << 10
 
 
@@ -61,7 +63,7 @@ def log_failure(text: str) -> None:
     """Append a line to the log, which is rotated when it is large."""
     import time
 
-    when = time.strftime("%Y-%m-%d %H:%M:%S")
+    when = time.strftime(LOG_TIME)
     line = f"{when} {text[:2000]}".replace("\n", " ") + "\n"
     try:
         directory = open_state_dir()

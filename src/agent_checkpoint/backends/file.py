@@ -41,6 +41,7 @@ from agent_checkpoint.backends.os_support.posix import (
     link_new,
     make_store_directory,
     make_store_folder,
+    make_store_root,
     read_regular,
     refuse_link,
     remove_stream_folder,
@@ -378,8 +379,7 @@ class FileBackend(Backend):
         with wrap_os_errors(f"{action} {self.path}"):
             self._check_own(self._objects)
             self._pin.exists()
-            make_store_directory(self._tmp)
-            make_store_directory(self._objects)
+            make_store_root(self._tmp, self._objects)
             self._pin.exists()
             held = store_lock(self._lock_file, exclusive=exclusive, seconds=self._lock_timeout)
             with held as lock:

@@ -35,6 +35,7 @@ from agent_checkpoint.backends.os_support.posix import (
     check_path,
     link_new,
     make_store_directory,
+    make_store_root,
     read_regular,
     refuse_link,
     scan_directory,
@@ -403,16 +404,12 @@ class SQLiteBackend(Backend):
             is_there = self._connections.exists()
             if not (self._is_prepared and is_there):
                 self._check_own()
-                self._make_directories()
+                make_store_root(self._tmp, self._objects)
                 if not is_there:
                     sync_parents(self._tmp)
                 self._is_prepared = True
             with self._connections.write_lock():
                 yield
-
-    def _make_directories(self) -> None:
-        make_store_directory(self._tmp)
-        make_store_directory(self._objects)
 
     @contextmanager
     def _writing(self, size: int) -> Iterator[None]:
@@ -441,7 +438,7 @@ class SQLiteBackend(Backend):
         add_objects(db, rows)
 
     def _write_loose(self, name: str, data: bytes) -> Path:
-        self._make_directories()
+        make_store_root(self._tmp, self._objects)
         target = self._loose_file(name)
         make_store_directory(target.parent)
         link_new(self._tmp, data, target)
@@ -452,7 +449,7 @@ class SQLiteBackend(Backend):
 
     def _sweep(self) -> None:
         """Delete loose files without a row: of deleted objects, and of dead writers."""
-        self._make_directories()
+        make_store_root(self._tmp, self._objects)
         sweep_temporary_files(self._tmp)
         for folder in list(scan_directory(self._objects)):
             if not folder.is_dir(follow_symlinks=False):

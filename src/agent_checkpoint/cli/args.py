@@ -246,8 +246,9 @@ def did_you_mean(text: str, names: Iterable[str]) -> str:
     """Return ": did you mean NAME?" for the closest name, or "" if no name is close."""
     from difflib import get_close_matches  # slow to import
 
-    close = get_close_matches(text, list(names), n=1)
-    return f": did you mean {close[0]}?" if close else ""
+    bare = {name.lstrip("-"): name for name in names}  # dashes would make any two options similar
+    close = get_close_matches(text.lstrip("-"), bare, n=1)
+    return f": did you mean {bare[close[0]]}?" if close else ""
 
 
 def _split(typed: Sequence[str]) -> tuple[list[str], list[str]]:

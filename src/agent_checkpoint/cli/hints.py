@@ -28,6 +28,7 @@ HINTS = {
     "list_keys": "`{run} keys` lists all keys.",
     "missing_object": "Restore it from a backup; `{run} verify` lists the affected checkpoints.",
     "new_directory": "Pass --workspace with a new directory to restore its files.",
+    "new_store": "Make it writable, or pass --store DIR.",
     "paths": "Restore one of them by its path, or restore to another file system.",
     "rebind": "Choose an empty directory.",
     "resolve": f"Check it, and record it with {_RESOLVE}",

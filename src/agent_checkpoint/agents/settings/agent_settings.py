@@ -231,8 +231,9 @@ def agent_home(agent: str) -> Path:
 def installed(agent: str, path: Path, project: Path | None = None) -> bool:
     """Return whether our hooks are installed, complete and valid. Raises InvalidInputError."""
     ours = _our_commands(agent, path, project)
+    events = _due_events(agent, ours)
     former = FORMATS[agent].former
-    return _is_installed(agent, ours) or _is_installed(agent, ours, (*events_of(agent), *former))
+    return _is_installed(agent, ours, events) or _is_installed(agent, ours, (*events, *former))
 
 
 def store_of(agent: str, path: Path, project: Path | None = None) -> str:
@@ -296,12 +297,21 @@ def _our_commands(agent: str, path: Path, project: Path | None) -> dict[str, lis
     return {event: commands for event, commands in found.items() if commands}
 
 
-def _is_installed(
-    agent: str, ours: dict[str, list[str]], events: tuple[str, ...] | None = None
-) -> bool:
-    """Return whether exactly these events have our command; by default those of this version."""
+def _due_events(agent: str, ours: dict[str, list[str]]) -> tuple[str, ...]:
+    """Return the events of the installed version of an agent.
+
+    If the version is unknown, they include the newer events that are installed.
+    """
+    newer = FORMATS[agent].newer
+    is_known = not newer or claude_version()
+    kept = () if is_known else tuple(event for event in newer if event in ours)
+    return events_of(agent) + kept
+
+
+def _is_installed(agent: str, ours: dict[str, list[str]], events: tuple[str, ...]) -> bool:
+    """Return whether exactly these events have our command."""
     command = command_of(agent, _store_in(ours))
-    return ours == {event: [command] for event in events or events_of(agent)}
+    return ours == {event: [command] for event in events}
 
 
 def _store_in(ours: dict[str, list[str]]) -> str:
@@ -322,7 +332,8 @@ def install(agent: str, path: Path, store: str = "", project: Path | None = None
         StorageError: the file cannot be written; it is unchanged.
     """
     ours = _our_commands(agent, path, project)
-    if _is_installed(agent, ours) and _store_in(ours) == store:
+    events = _due_events(agent, ours)
+    if _is_installed(agent, ours, events) and _store_in(ours) == store:
         return False
     before = read_settings(path, project)
     if agent in PLUGIN_AGENTS:
@@ -331,7 +342,7 @@ def install(agent: str, path: Path, store: str = "", project: Path | None = None
         with open_settings_dir(path, project) as folder:
             folder.replace(folder.name, plugin_text(agent, command_of(agent, store)))
         return True
-    text = _with_ours(agent, path, before or "", store)
+    text = _with_ours(agent, path, before or "", store, events)
     with open_settings_dir(path, project) as folder:
         if before is not None and (not before.strip() or _removed(agent, path, before) == before):
             # Back up only a version without our hooks: a second install must not overwrite it.
@@ -380,12 +391,12 @@ def _original(agent: str, path: Path, folder: SettingsDir) -> str | None:
 
 def _round_trip(agent: str, path: Path, text: str) -> str:
     """Return settings after installing and removing our hooks, to compare formatting."""
-    return _removed(agent, path, _with_ours(agent, path, text, ""))
+    return _removed(agent, path, _with_ours(agent, path, text, "", events_of(agent)))
 
 
-def _with_ours(agent: str, path: Path, text: str, store: str) -> str:
+def _with_ours(agent: str, path: Path, text: str, store: str, events: tuple[str, ...]) -> str:
     text = _removed(agent, path, text) if text.strip() else "{}\n"
-    for event in events_of(agent):
+    for event in events:
         text = _added(agent, path, text, event, store)
     parse(text, comments=FORMATS[agent].comments)
     return text

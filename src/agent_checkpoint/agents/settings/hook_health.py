@@ -46,6 +46,8 @@ class HookHealth(NamedTuple):
     """What is wrong, and what to do."""
     is_outdated: bool = False
     """Whether there are entries, but not all of this version."""
+    is_blocked: bool = False
+    """Whether a problem keeps all calls from being saved."""
 
 
 class LastSeen(NamedTuple):
@@ -65,21 +67,23 @@ def hook_health(agent: str, path: Path, project: Path | None) -> HookHealth:
         return HookHealth(installed=False, reviewed=None, problems=tuple(problems))
     is_current = installed(agent, path, project)
     problems = []
+    gone = None if is_current else missing_program(agent, path, project)
     if not is_current:
-        gone = missing_program(agent, path, project)
         problems.append(
             f"The hook in {path} runs {gone}, which does not exist, so nothing is saved: run "
             if gone is not None
             else f"The entries in {path} are of another version: run "
         )
         problems[-1] += _how_to_renew(agent, path, project)
-    if agent == CLAUDE and not claude_version():
+    has_newer = {event for event, _, _ in positions} >= set(FORMATS[agent].newer)
+    if not has_newer and not claude_version():
         problems.append(
             "`claude` is not on PATH, so failed calls get no checkpoint: run `agent-checkpoint "
             "hook install claude-code` where it is."
         )
     names, off = _SWITCHES.get(agent, ((), True))
-    if names and settings_value(agent, path, project, *names) is off:
+    is_off = bool(names) and settings_value(agent, path, project, *names) is off
+    if is_off:
         problems.append(f"Hooks are disabled in {path}.")
     reviewed = None
     if agent == CODEX:
@@ -87,7 +91,8 @@ def hook_health(agent: str, path: Path, project: Path | None) -> HookHealth:
         problem = review_problem({str(path), str(path.resolve())}, hooks, positions, path)
         reviewed = problem is None
         problems += [problem] if problem else []
-    return HookHealth(is_current, reviewed, tuple(problems), is_outdated=not is_current)
+    is_blocked = gone is not None or is_off or reviewed is False
+    return HookHealth(is_current, reviewed, tuple(problems), not is_current, is_blocked)
 
 
 def plugin_health(agent: str, place: Path) -> HookHealth:
@@ -104,7 +109,7 @@ def plugin_health(agent: str, place: Path) -> HookHealth:
         problem = review_problem({f"{PLUGIN_NAME}:hooks/hooks.json"}, hooks, entries, place)
         reviewed = problem is None
         problems += [problem] if problem else []
-    return HookHealth(True, reviewed, tuple(problems))
+    return HookHealth(True, reviewed, tuple(problems), is_blocked=bool(problems))
 
 
 def _how_to_renew(agent: str, path: Path, project: Path | None) -> str:
@@ -142,19 +147,37 @@ def not_read_here(agent: str, path: Path, here: Path) -> str | None:
 
 
 def write_problem(place: Path) -> str | None:
-    """Return why nothing can be saved in a directory, which need not exist; None if it can."""
-    near = next(path for path in (place, *place.parents) if os.path.exists(path))
-    if not os.access(near, os.W_OK | os.X_OK):
-        what = str(place) if near == place else f"{place} does not exist, and {near}"
+    """Return why nothing can be saved in a store, which need not exist; None if it can."""
+    why = _why_not_writable(place)
+    if why is not None:
         return (
-            f"Nothing is saved: {what} is read-only or not yours. Make it writable, or save "
-            "elsewhere: `agent-checkpoint --store DIR hook install AGENT`."
+            f"Nothing is saved: {why}. Make it writable, or save elsewhere: `agent-checkpoint "
+            "--store DIR hook install AGENT`."
         )
     try:
         SpaceLimits(place, min_free=None, max_bytes=None).check({})
     except StorageError as error:
         return f"Nothing is saved. {error}"
     return None
+
+
+def state_problem(place: Path) -> str | None:
+    """Return what is missing if the state directory is not writable; None if it is."""
+    why = _why_not_writable(place)
+    if why is None:
+        return None
+    return (
+        f"Errors and last events are not recorded, and conversations cannot be rewound: {why}. "
+        "Make it writable."
+    )
+
+
+def _why_not_writable(place: Path) -> str | None:
+    near = next(path for path in (place, *place.parents) if os.path.exists(path))
+    if os.access(near, os.W_OK | os.X_OK):
+        return None
+    what = str(place) if near == place else f"{place} does not exist, and {near}"
+    return f"{what} is read-only or not yours"
 
 
 def _why_not_installed(agent: str) -> list[str]:

@@ -568,6 +568,25 @@ def make_store_directory(path: Path) -> None:
     make_directory(path, make_store_folder)
 
 
+def make_store_root(tmp: Path, objects: Path) -> None:
+    """Create the two directories in the root of each store, like `make_store_directory`.
+
+    Raises:
+        StorageError: the store does not exist, and the user cannot write there.
+        OSError: the file system failed, or a path is a link.
+    """
+    try:
+        make_store_directory(tmp)
+        make_store_directory(objects)
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES) or objects.exists():
+            raise
+        hint = Hint("Make it writable, or choose another directory.", "new_store")
+        raise StorageError(
+            f"Cannot create the store {tmp.parent}: {error.strerror}.", hint=hint
+        ) from error
+
+
 def refuse_link(path: Path) -> None:
     """Check that a path is not a symbolic link, so that writes and deletions stay in the store.
 

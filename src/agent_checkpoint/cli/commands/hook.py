@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,11 @@ from agent_checkpoint.agents.settings.hook_health import (
     last_seen,
     not_read_here,
     plugin_health,
+    state_problem,
     write_problem,
 )
 from agent_checkpoint.agents.settings.installed_plugins import installed_plugin
-from agent_checkpoint.agents.state_dir import log_file, state_directory
+from agent_checkpoint.agents.state_dir import LOG_TIME, log_file, state_directory
 from agent_checkpoint.agents.store_mounts import unmounted
 from agent_checkpoint.agents.upkeep.disk_budget import (
     BudgetState,
@@ -42,7 +44,7 @@ from agent_checkpoint.agents.upkeep.disk_budget import (
 from agent_checkpoint.backends.os_support.posix import read_regular
 from agent_checkpoint.backends.registry import open_named
 from agent_checkpoint.cli.args import Args, Parser, did_you_mean
-from agent_checkpoint.cli.hints import command_line
+from agent_checkpoint.cli.hints import command_line, error_text
 from agent_checkpoint.cli.output import CommandResult, Output, format_time, one_line
 from agent_checkpoint.cli.progress_backend import describe_store
 from agent_checkpoint.cli.store_location import STORE, StoreLocation
@@ -72,8 +74,8 @@ def arguments(parser: Parser) -> None:
     parser.optional(
         "what",
         "WHAT",
-        "install, uninstall, status, stop (the daemon); or an agent name, to save the event "
-        f"on stdin: {', '.join(AGENTS)}",
+        "install, uninstall, status (exit status 1 if a problem keeps calls from being saved), "
+        f"stop (the daemon); or an agent name, to save the event on stdin: {', '.join(AGENTS)}",
         default="",
     )
     parser.optional("agent", "AGENT", f"one of {', '.join(AGENTS)}")
@@ -119,7 +121,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         names = ", ".join(known)
         raise CheckpointError(f"Unknown argument {shown(args.what)}{near} Choose from {names}.")
     if args.what == "status":
-        return _status(location)
+        return _status(location, store)
     if args.what == "stop":
         from agent_checkpoint.agents.hook.daemon import stop_all
 
@@ -136,9 +138,11 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
             "show. Leave it out, and use a password file or PGPASSWORD."
         )
     project = location.directory if args.project else None
-    if args.what == "install" and args.budget is not None:
+    if args.what == "install":
         named = store or event_sender.absolute_store(os.environ.get(STORE) or "")
-        set_budget(open_named(named or None), parse_size(args.budget))
+        backend = open_named(named or None)  # refuses what cannot be a store; connects to none
+        if args.budget is not None:
+            set_budget(backend, parse_size(args.budget))
     if args.what == "install" and args.redact is not None:
         set_redaction(is_on=args.redact == "on")
     secrets = _secrets(location, leave_out=args.leave_out_secrets) if args.what == "install" else []
@@ -159,6 +163,9 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
     for row in rows:
         row.update({"secrets": secrets} if args.what == "install" else {})
 
+    has_failed = any("trouble" in row for row in rows)
+    is_any_done = any("trouble" not in row for row in rows)
+
     def show(out: Output) -> None:
         for row in rows:
             path, is_changed = row["file"], row["changed"]
@@ -169,7 +176,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
             else:
                 out.line(f"Installed in {path}." if is_changed else f"Already installed in {path}.")
                 out.line(f"  {next_step(row['agent'], project)}", style="dim")
-        if secrets:
+        if secrets and (is_any_done or args.leave_out_secrets):
             names = ", ".join(map(one_line, secrets[:_SECRETS_SHOWN]))
             more = len(secrets) - _SECRETS_SHOWN
             names += f" and {more:,} more" if more > 0 else ""
@@ -184,10 +191,9 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
                     "then does not restore them.",
                     style="dim",
                 )
-        if args.what == "install":
+        if args.what == "install" and is_any_done:
             out.line(f"To rewind to a tool call: {command_line('rewind', store or None)}")
 
-    has_failed = any("trouble" in row for row in rows)
     return CommandResult({"agents": rows} if args.all else rows[0], show, int(has_failed))
 
 
@@ -221,13 +227,20 @@ def _is_found(agent: str) -> bool:
     return shutil.which(PROGRAMS[agent]) is not None or agent_home(agent).is_dir()
 
 
-def _status(location: StoreLocation) -> CommandResult:
+def _status(location: StoreLocation, store: str) -> CommandResult:
     rows: list[dict[str, Any]] = []
     for agent in AGENTS:
         rows += _rows(agent, location.directory)
     log = log_file()
     failures = _failures(log)
-    budgets, problems = _stores(rows)
+    saved = max((row["last_checkpoint"] or 0.0 for row in rows), default=0.0)
+    older = [line for line in failures if line < _log_time(saved)]
+    budgets, problems = _stores(rows, store)
+    can_save = not problems
+    state_dir = state_directory()
+    if can_save and state_dir is not None:
+        missing = state_problem(Path(state_dir))
+        problems += [missing] if missing else []
     for row in rows:  # an older version installed hooks with a password
         row["store"] = without_password(row["store"])
     data = {
@@ -258,12 +271,16 @@ def _status(location: StoreLocation) -> CommandResult:
         for name, state in budgets.items():
             style = "yellow" if state.problem else ""
             out.line(f"{one_line(name)}: {state.problem or state.words}", style=style)
-        if failures:
-            out.line(f"Recent errors in {log}:", style="yellow")
-            for line in failures:
-                out.line(f"  {line}")
+        for words, lines, style in (
+            ("Before the last checkpoint, in", older, "dim"),
+            ("Recent errors in", [line for line in failures if line not in older], "yellow"),
+        ):
+            if lines:
+                out.line("\n  ".join([f"{words} {log}:", *lines]), style=style)
 
-    return CommandResult(data, show)
+    is_installed = any(row["installed"] or row["outdated"] for row in rows)
+    is_blocked = any(row["blocked"] for row in rows) or (is_installed and not can_save)
+    return CommandResult(data, show, int(is_blocked))
 
 
 def _rows(agent: str, here: Path) -> list[dict[str, Any]]:
@@ -277,17 +294,18 @@ def _rows(agent: str, here: Path) -> list[dict[str, Any]]:
         places.append(("plugin", None, plugin))
     for scope, project, path in places:
         row: dict[str, Any] = {"agent": agent, "scope": scope, "file": str(path)}
-        row.update(installed=False, outdated=False, store="", trouble=None)
+        row.update(installed=False, outdated=False, blocked=False, store="", trouble=None)
         row.update(reviewed=None, problems=[])
         row.update(last_event=seen.event, last_checkpoint=seen.checkpoint)
         is_plugin = scope == "plugin"
         try:
             health = plugin_health(agent, path) if is_plugin else hook_health(agent, path, project)
             row.update(installed=health.installed, reviewed=health.reviewed)
-            row.update(outdated=health.is_outdated, problems=list(health.problems))
+            row.update(outdated=health.is_outdated, blocked=health.is_blocked)
+            row.update(problems=list(health.problems))
             row.update(store="" if is_plugin else store_of(agent, path, project))
         except InvalidInputError as error:
-            row["trouble"] = str(error)
+            row.update(trouble=str(error), blocked=True)
         is_here = row["installed"] or row["outdated"]
         unread = not_read_here(agent, path, here) if scope == "above" and is_here else None
         if unread is not None:
@@ -323,15 +341,21 @@ def _is_shown(row: dict[str, Any]) -> bool:
     return row["scope"] == "user" and (row["last_event"] is not None or _is_found(row["agent"]))
 
 
-def _stores(rows: list[dict[str, Any]]) -> tuple[dict[str, BudgetState], list[str]]:
+def _stores(rows: list[dict[str, Any]], given: str) -> tuple[dict[str, BudgetState], list[str]]:
     """Return the budgets of the stores that hooks save to, by their names, and what is wrong."""
-    names = {row["store"] for row in rows if row["installed"]} | {os.environ.get(STORE) or ""}
+    usual = os.environ.get(STORE) or ""
+    names = {row["store"] or usual for row in rows if row["installed"] or row["outdated"]}
+    if given or usual or not names:
+        names.add(given or usual)
     found: dict[str, BudgetState] = {}
-    state_dir = state_directory()
-    problems = [write_problem(Path(state_dir))] if state_dir is not None else []
+    problems: list[str | None] = []
     for name in sorted(names):
-        with suppress(CheckpointError):  # `stats` reports it
+        try:
             backend = open_named(name or None)
+        except CheckpointError as error:
+            problems.append(f"Nothing is saved. {error_text(error)}")
+            continue
+        with suppress(CheckpointError):  # `stats` reports it
             place = backend.properties.path
             problems += [unmounted(backend), None if place is None else write_problem(place)]
             state = budget_state(backend)
@@ -364,3 +388,8 @@ def _failures(log: str | None) -> list[str]:
     except OSError:
         return []
     return (data or b"").decode(errors="replace").splitlines()[-_LAST:]
+
+
+def _log_time(when: float) -> str:
+    """Return a time as the lines of the log begin."""
+    return time.strftime(LOG_TIME, time.localtime(when))

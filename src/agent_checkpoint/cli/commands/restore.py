@@ -80,6 +80,7 @@ def run(args: Args, location: StoreLocation, about: str = "") -> CommandResult:
             what, done = _what(chosen, directory, checkpoint), None
             show = partial(
                 _show,
+                directory=directory,
                 paths=paths,
                 of_others=of_others,
                 notices=[about, *notices] if about else notices,
@@ -142,6 +143,7 @@ def _chosen(
 def _show(
     out: Output,
     plan: Plan,
+    directory: Path,
     paths: RelativePaths,
     of_others: bool,
     notices: list[str],
@@ -151,6 +153,8 @@ def _show(
         out.line(one_line(notice), style="yellow")
     if not plan and not plan.leave:
         out.line("Nothing to do: the files match the checkpoint.")
+    else:
+        out.line(f"In {one_line(directory)}:")
     show_plan(out, plan, paths, is_foreign=of_others and bool(plan), is_copy=is_copy)
 
 

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from agent_checkpoint.agents.session_note import TRANSCRIPT
 from agent_checkpoint.agents.transcript_lines import PROMPT, items_in
 from agent_checkpoint.errors import UNUSABLE
+from agent_checkpoint.records import Kind
 from agent_checkpoint.web.page_text import single_line
 from agent_checkpoint.web.pages.transcript_view import agent_of, read_lines, text_of
 from agent_checkpoint.web.rendering import Site, int_param
@@ -83,7 +84,11 @@ def _group(site: Site, timeline: KeyTimeline, group: PromptGroup) -> Group:
 
 
 def _is_call(row: Row) -> bool:
-    return row.checkpoint.step is not None and bool(row.checkpoint.step.calls)
+    """Return whether a row is of a call: not of a rewind, or of the end of a batch of calls."""
+    step = row.checkpoint.step
+    if row.checkpoint.kind != Kind.SAVE or step is None:
+        return False
+    return bool(step.calls) and "event:PostToolBatch" not in step.tags
 
 
 def _prompt_of(site: Site, row: Row) -> str:
