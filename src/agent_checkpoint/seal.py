@@ -182,8 +182,8 @@ def _read(path: Path) -> bytes | None:
     name = str(path)
     try:
         signature = _signature(os.lstat(name))
-    except FileNotFoundError:
-        return None
+    except OSError:
+        return _read_checked(path)
     last = _last
     if last is not None and last[:2] == (name, signature):
         return last[2]

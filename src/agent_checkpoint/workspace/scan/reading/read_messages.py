@@ -59,7 +59,9 @@ def encode_request(directories: Sequence[DirectoryRequest]) -> Any:
 
 def decode_request(content: Any) -> list[DirectoryRequest]:
     """Return the directories of a request."""
-    return [DirectoryRequest(path, list(map(ReadRequest._make, files))) for path, files in content]
+    return [
+        DirectoryRequest(path, [ReadRequest(*file) for file in files]) for path, files in content
+    ]
 
 
 def encode_answer(results: Sequence[ReadResult], objects: Mapping[str, bytes]) -> Any:
@@ -75,7 +77,7 @@ def decode_answer(content: Any) -> tuple[list[ReadResult], dict[str, bytes]]:
     """Return the results of an answer, in the order of the request, and its objects."""
     rows, objects = content
     results = [
-        ReadResult(item and Item._make(item), signature, note and Note._make(note), is_changing)
+        ReadResult(item and Item(*item), signature, note and Note(*note), is_changing)
         for item, signature, note, is_changing in rows
     ]
     return results, objects
