@@ -127,7 +127,7 @@ def test_what_a_project_puts_in_the_place_of_its_settings_is_refused(
             act(agent, path, **options)  # type: ignore[operator]
     assert run("hook", "install", agent, "--project", at=project).status != 0
     status = run("hook", "status", "--json", at=project)
-    assert status.status == 0
+    assert status.status == 1
     rows = {(row["agent"], row["scope"]): row for row in status.data["agents"]}
     assert rows[agent, "project"]["trouble"]
     assert (outside.read_text() if outside.exists() else None) == there
