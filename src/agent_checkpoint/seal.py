@@ -136,11 +136,12 @@ def secret_file() -> Path:
     Raises:
         RuntimeError: the user has no home directory.
     """
-    return _secret_file(os.environ.get("XDG_CONFIG_HOME"), os.environ.get("HOME"))
+    # The home directory of a process without HOME is that of its user, which may change.
+    return _secret_file(os.environ.get("XDG_CONFIG_HOME"), os.environ.get("HOME"), os.getuid())
 
 
 @lru_cache(maxsize=1)
-def _secret_file(config: str | None, home: str | None) -> Path:
+def _secret_file(config: str | None, home: str | None, user: int) -> Path:
     if config and Path(config).is_absolute():
         return Path(config) / "agent-checkpoint" / "secret"
     if home == "":

@@ -280,3 +280,13 @@ class TestTheLastSecret:
         first = make_seal(b"said")
         secret_file().unlink()
         assert make_seal(b"said") != first
+
+
+def test_the_path_of_the_secret_follows_the_user(monkeypatch, tmp_path):
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    users = {1: tmp_path / "one", 2: tmp_path / "two"}
+    for user, home in users.items():
+        monkeypatch.setattr(seal_module.os, "getuid", lambda user=user: user)
+        monkeypatch.setattr(seal_module.Path, "home", lambda home=home: home)
+        assert seal_module.secret_file().is_relative_to(home)

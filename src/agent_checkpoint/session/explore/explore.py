@@ -194,7 +194,9 @@ def _run_all(
     apart = stack.enter_context(
         _WorkerTrials(forking, strategy, timeout, is_local=_is_local(executor))
     )
-    jobs = (apart.job(trial) for trial in trials)  # the first runs while the others are prepared
+    payloads = [apart.payload(trial) for trial in trials]  # all, before a trial has side effects
+    # The first runs while the forks of the others are prepared.
+    jobs = (apart.job(trial, payload) for trial, payload in zip(trials, payloads))
     return _completed(_submitted(executor, run_in_worker, jobs, trials), apart.end)
 
 
@@ -319,11 +321,23 @@ class _WorkerTrials:
             if self._stage is not None:
                 self._stage.close()
 
-    def job(self, trial: Trial) -> Job:
-        """Return the job of a trial for a worker. Raises InvalidInputError, WorkspaceError."""
+    def payload(self, trial: Trial) -> bytes:
+        """Return the pickled strategy, variant, agent and parts. Raises InvalidInputError."""
         forking, state = self._forking, self._forking.state
         redactor = state.manager.policy.redactor
-        agent = forking.new_agent or state.root.agent
+        return encode_payload(
+            {
+                "the strategy": self._strategy,
+                "a variant": trial.variant,
+                "the agent": forking.new_agent or state.root.agent,
+                "the parts": forking.parts,
+                "the redact= option": None if redactor is None else redactor.option,
+            }
+        )
+
+    def job(self, trial: Trial, payload: bytes) -> Job:
+        """Return the job of a trial for a worker. Raises WorkspaceError."""
+        forking, state = self._forking, self._forking.state
         view = None
         self._running.add(trial.key)
         if self._stage is not None:
@@ -347,15 +361,6 @@ class _WorkerTrials:
             "cwd": _cwd(),
             "server": self._address,
         }
-        payload = encode_payload(
-            {
-                "the strategy": self._strategy,
-                "a variant": trial.variant,
-                "the agent": agent,
-                "the parts": forking.parts,
-                "the redact= option": None if redactor is None else redactor.option,
-            }
-        )
         return Job(payload, spec, self._owner, self._timeout)
 
     def _stop_server(self) -> None:

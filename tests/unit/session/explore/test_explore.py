@@ -19,6 +19,7 @@ from agent_checkpoint import (
     InvalidInputError,
     NotFoundError,
     Session,
+    WorkspaceError,
     explore,
 )
 from agent_checkpoint.session.explore import explore as explore_module
@@ -611,24 +612,37 @@ def test_an_executor_that_is_shut_down_meanwhile(session):
         explore(session, stop, VARIANTS, executor=pool)
 
 
+class Waiting(Executor):
+    """Accepts jobs and runs none."""
+
+    def __init__(self):
+        self.futures = []
+
+    def submit(self, fn, /, *args, **kwargs):
+        self.futures.append(Future())
+        return self.futures[-1]
+
+
 def test_a_trial_that_cannot_be_prepared_cancels_those_before_it(session, monkeypatch):
-    class Waiting(Executor):
-        """Runs nothing."""
+    waiting = Waiting()
+    real = explore_module._WorkerTrials.job
 
-        def submit(self, fn, /, *args, **kwargs):
-            futures.append(Future())
-            return futures[-1]
+    def job(self, trial, payload):
+        if trial.variant == VARIANTS[2]:
+            raise WorkspaceError("no room for the third")
+        return real(self, trial, payload)
 
-    def encode(parts):
-        if parts["a variant"] == VARIANTS[2]:
-            raise InvalidInputError("no room for the third")
-        return b""
+    monkeypatch.setattr(explore_module._WorkerTrials, "job", job)
+    with pytest.raises(WorkspaceError, match="no room"):
+        explore(session, strategies.score, VARIANTS, executor=waiting)
+    assert [future.cancelled() for future in waiting.futures] == [True, True]
 
-    futures = []
-    monkeypatch.setattr(explore_module, "encode_payload", encode)
-    with pytest.raises(InvalidInputError, match="no room"):
-        explore(session, strategies.score, VARIANTS, executor=Waiting())
-    assert [future.cancelled() for future in futures] == [True, True]
+
+def test_no_trial_starts_if_a_later_variant_cannot_be_pickled(session):
+    waiting = Waiting()
+    with pytest.raises(InvalidInputError, match="cannot be pickled"):
+        explore(session, strategies.score, [*VARIANTS, {"n": threading.Lock()}], executor=waiting)
+    assert waiting.futures == []
 
 
 def test_an_agent_that_cannot_be_made(session, executor):
