@@ -35,9 +35,10 @@ def test_it_is_made_as_that_of_typing_is():
         assert cls(1) == (1, "x")
         assert cls(second="y", first=2) == (2, "y")
         assert cls._make([1, "z"]) == (1, "z")
-        assert cls._fields == cls.__match_args__ == ("first", "second")
+        assert cls._fields == ("first", "second")
         assert cls._field_defaults == {"second": "x"}
         assert list(inspect.signature(cls).parameters) == ["first", "second"]
+    assert Ours.__match_args__ == Ours._fields
     assert Ours(1).both == "1x"
     assert Ours.__doc__ == "A record."
     assert Empty() == ()
@@ -54,7 +55,7 @@ def test_it_is_copied_and_shown_as_that_of_typing_is():
     assert not hasattr(made, "__dict__")
 
 
-@pytest.mark.parametrize("cls", [Ours, Theirs])
+@pytest.mark.parametrize("cls", [Ours])
 @pytest.mark.parametrize("arguments", [(), (1, 2, 3)])
 def test_wrong_numbers_of_fields_are_refused(cls, arguments):
     with pytest.raises(TypeError, match="__new__"):
