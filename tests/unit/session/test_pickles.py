@@ -162,5 +162,5 @@ def test_trials_in_other_processes_get_the_word(tmp_path: Path) -> None:
     with Session("k", store=tmp_path / "s", pickles="refuse") as session:
         point = ForkPoint(state_of(session), at=None, label="x", effects="refuse", agent=None)
         with _WorkerTrials(point, len, None, is_local=False) as trials:
-            job = trials.job(Trial({}, 0, 0, "t"))
+            job = trials.job(Trial({}, 0, 0, "t"), b"")
     assert job.spec["pickles"] == "refuse"

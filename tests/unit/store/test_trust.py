@@ -232,6 +232,19 @@ def test_the_next_save_stores_a_lost_object_again(
     assert backend.counted() == 1
 
 
+def test_an_object_that_is_lost_twice_is_stored_twice(backend: AskedBackend, place: Path) -> None:
+    manager = CheckpointManager(backend)
+    workspace = Workspace(place)
+    manager.save("a", {"files": workspace})
+    for _ in range(2):
+        lost = lose(backend, "file 7")
+        assert not manager.verify().ok
+        backend.counted()
+        manager.save("a", {"files": workspace})
+        assert lost in backend.written
+    assert manager.verify().ok
+
+
 def test_a_lost_part_of_a_log_is_stored_again(backend: AskedBackend) -> None:
     manager = CheckpointManager(backend)
     log = Log({"n": n, "text": f"message {n} " * 20} for n in range(2000))

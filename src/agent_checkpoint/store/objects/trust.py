@@ -40,7 +40,6 @@ class Trust:
         if epoch != self.epoch:
             return
         for name, plain in objects:
-            self._lost.discard(name)
             if plain.refs:
                 packed = plain.plain[plain.start - ID_BYTES * len(plain.refs) : plain.start]
                 young[name] = packed
@@ -50,6 +49,11 @@ class Trust:
                 young = self._young
         if epoch != self.epoch:  # meanwhile
             self._young, self._old, self._size = {}, {}, 0
+
+    def report_stored(self, names: Iterable[str]) -> None:
+        """Note that objects are stored, so that they count again if they are lost once more."""
+        if self._lost:
+            self._lost.difference_update(names)
 
     def refs(self, name: str) -> list[str]:
         """Return the references of an object; none if it is not known here."""

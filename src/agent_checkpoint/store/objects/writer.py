@@ -88,9 +88,9 @@ class Writer:
         self.size = 0
         """Total size of the values stored as objects; a shared value counts once per use."""
         self.decode_cost = 0
+        """Decode cost of the values stored as objects."""
         self.redacted = 0
         """How many secrets were replaced in values that encode themselves when they are written."""
-        """Decode cost of the values stored as objects."""
         self._pending: dict[str, PlainObject] = {}
         self._spliced: dict[str, SplicedRefs] = {}
         self._new: set[str] = set()
@@ -138,6 +138,7 @@ class Writer:
         """
         if objects and self.backend is not None:
             self.backend.put_objects(objects)
+            self._trust.report_stored(objects)
 
     def pending(self) -> Iterable[tuple[str, PlainObject]]:
         """Return the collected objects by id."""
@@ -153,6 +154,7 @@ class Writer:
             call()
         # The roots last: many objects would push them out, and the next save needs them.
         names = sorted(self._verified, key=self._roots.__contains__)
+        self._trust.report_stored(names)
         self._trust.add([(name, self._pending[name]) for name in names], self.epoch)
 
     def fill_cache(self, cache: ObjectCache) -> None:
