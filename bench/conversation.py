@@ -5,8 +5,8 @@ steps. A save is timed from before the append until the call returns, when it is
 side's mode says. Stored bytes are the sizes of all files of the store: while it is open, with
 SQLite's log, and after it is closed, which is what the table shows; the room that our store keeps
 back for a full disk counts, and is told apart as well. Noise shrinks to three quarters at most, and
-a message is stored twice, with its checkpoint and in a leaf: 1.64 MB, and 0.41 MB of entries,
-before ids, rows and pages, are 1.9 times the raw messages.
+a message is stored twice, with its checkpoint and in a leaf: the floors of its rows are what
+`size_floor.py` writes, and the entries and objects in it without a database around them.
 The processor's time a save is told beside: it hardly depends on what else the machine does.
 
 Afterwards each side loads the latest checkpoint LOADS times, in turn, in three ways:
@@ -16,8 +16,9 @@ Afterwards each side loads the latest checkpoint LOADS times, in turn, in three 
     first   with a store that is open and has loaded nothing yet: both read and decode
     fresh   the same, and the opening counts too
 
-Every load is compared with what was saved. The floor of a first load takes turns with it: the
-objects of the checkpoint are read with one connection, decompressed, hashed and parsed.
+Every load is compared with what was saved. Two floors of a first load take turns with it. For one,
+the objects of the checkpoint are known beforehand: they are read with one connection, decompressed,
+hashed and parsed. The other is a whole verified load without the library: `load_floor.py`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from bench.changes import measure_changes
 from bench.figures import median_ms, milliseconds, summary_ms
 from bench.rows import Row
 from bench.sides import SideName
+from bench.size_floor import least_bytes
 from bench.texts import conversation, raw_bytes
 from bench.turns import Turns, taking_turns
 
@@ -56,6 +58,8 @@ TITLES = {
 }
 WHOLE = ["log-fast", "log-plain", "part-fast", "list-fast", "list-plain"]
 """The sides that have rows; the others are in the second table."""
+LOAD_FLOORS = {"floor": "read, unpack, hash, parse", "straight": "the same load, straight-line"}
+SIZE_FLOORS = {"file": "the same rows in bare SQLite", "alone": "entries and objects alone"}
 LOAD_TARGETS = {
     ("again", True): 1.0,
     ("again", False): 1.0,
@@ -108,6 +112,8 @@ def _measure(
         "steps": steps,
         "raw_bytes": raw_bytes(conversation(kind, steps)),
     }
+    if kind == "noise":
+        figures["least_bytes"] = least_bytes(conversation(kind, steps), place / "least.db")
     with taking_turns(sides(durability), kind, steps, place) as turns:
         found = _save_all(turns, steps)
         for name, answer in turns.ask_all("close").items():
@@ -155,10 +161,11 @@ def _load_all(turns: Turns, found: dict[str, dict[str, Any]]) -> None:
             for side, answer in turns.ask_all("load", how=how).items():
                 found[side].setdefault(f"load_{how}_ns", []).append(answer["ns"])
             if how == "first":
-                for side, answer in turns.ask_all("floor", only=WHOLE).items():
-                    found[side].setdefault("load_floor_ns", []).append(answer["ns"])
+                for floor in LOAD_FLOORS:
+                    for side, answer in turns.ask_all(floor, only=WHOLE).items():
+                        found[side].setdefault(f"load_{floor}_ns", []).append(answer["ns"])
     for figures in found.values():
-        for how in (*HOW, "floor"):
+        for how in (*HOW, *LOAD_FLOORS):
             if f"load_{how}_ns" in figures:
                 figures[f"load_{how}_ms"] = summary_ms(figures[f"load_{how}_ns"])
 
@@ -199,10 +206,17 @@ def _size_rows(figures: dict[str, Any], names: Sequence[str]) -> list[Row]:
         )
         for name in names
     ]
+    floors = [
+        replace(row, peer=figures["least_bytes"][which], peer_name=name, target=None, floor=True)
+        for row in rows
+        for which, name in SIZE_FLOORS.items()
+        if "least_bytes" in figures
+    ]
     first = sides[names[0]]
     without = first["bytes_closed"] - first["bytes_kept_back"]
     return [
         *rows,
+        *floors,
         replace(rows[0], what=f"{rows[0].what}, without the reserve", ours=without, target=None),
         replace(
             rows[0],
@@ -275,10 +289,11 @@ def _load_rows(figures: dict[str, Any]) -> list[Row]:
             "P8",
             f"{TITLES[name]}: {HOW['first']}, p50",
             sides[name]["load_first_ms"],
-            sides[name]["load_floor_ms"],
+            sides[name][f"load_{floor}_ms"],
             "p50",
-            peer_name="read, unpack, hash, parse",
+            peer_name=says,
             floor=True,
         )
+        for floor, says in LOAD_FLOORS.items()
         for name in WHOLE
     ]

@@ -14,6 +14,7 @@ from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.store.objects.compression import unpack
 from agent_checkpoint.store.objects.object_format import MAX_OBJECT, open_object
 from agent_checkpoint.store.reachability import RefGraph, mark, roots_of
+from bench.load_floor import straight_load
 from bench.sides import Side
 from bench.texts import Message
 
@@ -108,6 +109,10 @@ class Ours(Side):
             return messages
 
         return work
+
+    def straight(self) -> Callable[[], list[Message]]:
+        """A verified load without the library, ready to run."""
+        return straight_load(self.path, KEY, immutable=not isinstance(self.messages, list))
 
     def touch(self) -> None:
         """Look at the newest entry, which holds names of objects and not the messages."""

@@ -103,6 +103,8 @@ work.
 | `Log`, list | the agent keeps messages in a `Log` or in a list; as a part: beside the agent |
 | text, noise, raw | messages of English words, of random characters; raw: their bytes as JSON |
 | stored | the files of the closed store; in the pictures of the open one, with SQLite's log |
+| the same rows in bare SQLite | entries and objects of format 1, as small as zlib makes them |
+| the same load, straight-line | verified, and without the layers and limits of the library |
 | the reserve | bytes that a store keeps back so that delete and gc work on a full disk |
 | again, first | load by a store that has loaded this checkpoint before, or nothing yet |
 | DeltaChannel | LangGraph's channel that stores the changes of a list |
