@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import RLock
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.os_support.os_fork import block_forks
@@ -48,6 +48,8 @@ from agent_checkpoint.workspace.tree.snapshot import (
 from agent_checkpoint.workspace.workspace_lock import RootLock
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from agent_checkpoint.store.store_argument import StoreLike
     from agent_checkpoint.workspace.changes.overlay_upper import OverlayUpper
     from agent_checkpoint.workspace.fork.fork_directory import ForkDirectory
@@ -59,8 +61,6 @@ if TYPE_CHECKING:
     from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
 
 _LIMIT = 10 << 30
-
-Self = TypeVar("Self", bound="Workspace")
 
 
 class Workspace:
@@ -138,7 +138,7 @@ class Workspace:
     def __repr__(self) -> str:
         return f"Workspace({str(self.path)!r})"
 
-    def __deepcopy__(self: Self, memo: object) -> Self:
+    def __deepcopy__(self, memo: object) -> Self:
         return self  # a directory cannot be copied with the object
 
     @property
@@ -219,7 +219,7 @@ class Workspace:
         with self._lock:
             self._scanner.close()
 
-    def __enter__(self: Self) -> Self:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
