@@ -54,11 +54,11 @@ if TYPE_CHECKING:
     from agent_checkpoint.errors import UnsafeWorkspaceError as UnsafeWorkspaceError
     from agent_checkpoint.errors import UntrustedDataError as UntrustedDataError
     from agent_checkpoint.errors import WorkspaceError as WorkspaceError
+    from agent_checkpoint.history_row import HistoryRow as HistoryRow
     from agent_checkpoint.manager.decorator import checkpoint as checkpoint
     from agent_checkpoint.manager.manager import CheckpointManager as CheckpointManager
     from agent_checkpoint.manager.record_log import RecordLog as RecordLog
     from agent_checkpoint.records import Checkpoint as Checkpoint
-    from agent_checkpoint.records import HistoryRow as HistoryRow
     from agent_checkpoint.session.branch.trial import Trial as Trial
     from agent_checkpoint.session.current_session import current_workspace as current_workspace
     from agent_checkpoint.session.effects.approvals import Approvals as Approvals
@@ -156,10 +156,11 @@ _OWNERS = {
         "UntrustedDataError",
         "WorkspaceError",
     ),
+    "history_row": ("HistoryRow",),
     "manager.decorator": ("checkpoint",),
     "manager.manager": ("CheckpointManager",),
     "manager.record_log": ("RecordLog",),
-    "records": ("Checkpoint", "HistoryRow"),
+    "records": ("Checkpoint",),
     "session.branch.trial": ("Trial",),
     "session.current_session": ("current_workspace",),
     "session.effects.approvals": ("Approvals",),

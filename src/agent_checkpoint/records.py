@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal, TypedDict, Union, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.named_tuple import NamedTuple
 
-JsonValue = Union[None, bool, int, float, str, "list[JsonValue]", "dict[str, JsonValue]"]
+if TYPE_CHECKING:
+    from typing_extensions import TypeAlias
+
+    from agent_checkpoint.history_row import HistoryRow
+
+JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 """A JSON value, the output of the codec for a Python value."""
 
 CheckpointKind = Literal[
@@ -48,27 +53,6 @@ class Kind:
     """A checkpoint whose secrets were redacted."""
     UNREADABLE: Final = "unreadable"
     """In listings, in the place of a kind: the entry cannot be read. Never stored."""
-
-
-class _HistoryRow(TypedDict):
-    id: str
-    ts: float | None
-    kind: str
-    label: str | None
-    tags: list[str]
-    metrics: dict[str, float]
-    parents: list[str]
-    parts: list[str]
-
-
-class HistoryRow(_HistoryRow, total=False):
-    """A checkpoint in a history, without its state. `error` is the reason why it is unreadable.
-
-    `redacted`: how many secrets the save replaced; only present if there were any.
-    """
-
-    error: str
-    redacted: int
 
 
 ROLLBACK_KINDS = frozenset({Kind.ROLLBACK, Kind.RESTORE, Kind.ADOPT})
@@ -158,7 +142,7 @@ class CheckpointRow(dict[str, Any]):
         return History([cast("HistoryRow", self)])._repr_html_()
 
 
-class History(list[HistoryRow]):
+class History(list["HistoryRow"]):
     """The rows of `history`: a list that a notebook shows as a table."""
 
     def _repr_html_(self) -> str:

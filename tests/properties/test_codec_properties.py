@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any
 
 import numpy
@@ -91,7 +92,7 @@ def test_encoding_twice_gives_the_same_bytes(value: Any) -> None:
     assert first == second
 
 
-@pytest.mark.skipif(canonical_json.orjson is None, reason="orjson is not installed")
+@pytest.mark.skipif(find_spec("orjson") is None, reason="orjson is not installed")
 @ours
 @given(values | st.lists(st.floats() | any_text), st.booleans())
 def test_the_bytes_are_the_same_with_and_without_orjson(value: Any, indent: bool) -> None:

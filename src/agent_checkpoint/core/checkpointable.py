@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.core.captured_fields import overrides
@@ -12,7 +12,8 @@ from agent_checkpoint.core.stateful import LoadResult, is_stateful
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import short_repr
 
-Self = TypeVar("Self", bound="Checkpointable")
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Checkpointable:
@@ -59,7 +60,7 @@ class Checkpointable:
 
         return load(self, state, strict=strict)
 
-    def clone(self: Self) -> Self:
+    def clone(self) -> Self:
         """Return a copy with its own captured state; other attributes are shared.
 
         Raises:
@@ -119,7 +120,7 @@ class Checkpointable:
         return cls.__name__
 
     @classmethod
-    def _checkpoint_new(cls: type[Self], state: dict[str, Any]) -> Self:
+    def _checkpoint_new(cls, state: dict[str, Any]) -> Self:
         """Rebuild an object from its migrated state.
 
         `__init__` is not called, because it may have side effects.

@@ -6,7 +6,7 @@ import copy
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.core.captured_fields import is_checkpointable, read_fields
 from agent_checkpoint.core.codec.encode import state_of
@@ -31,7 +31,11 @@ from agent_checkpoint.core.stateful import StateDict, is_stateful_part, writes_o
 from agent_checkpoint.store.objects.references import ObjectRef
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from agent_checkpoint.core.checkpointable import Checkpointable
+
+    C = TypeVar("C", bound=Checkpointable)
 
 SEQUENCES: dict[type, Callable[[Any, list[Any]], Any]] = {
     list: lambda _, items: items,
@@ -45,9 +49,6 @@ ATOMS = frozenset({type(None), bool, int, float, str, *LEAVES}) - {bytearray}
 """The immutable types without other values inside."""
 CONSTANTS = ATOMS | {ImmutableDict, ImmutableList}
 """The types of the items of a log that cannot change, nor can anything in them."""
-
-
-C = TypeVar("C", bound="Checkpointable")
 
 Descend = Callable[[Any, int, Any], Any]
 """Copies a nested value: the value, its depth, and the live object at the same position."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from agent_checkpoint.core.codec.encode import NewWriter
 from agent_checkpoint.core.state_diff import diff_states
@@ -13,16 +13,6 @@ from agent_checkpoint.records import Changes, ChangeTable, Checkpoint, JsonValue
 from agent_checkpoint.store.lookup import find, retry_if_pruned
 from agent_checkpoint.store.objects.reader import Reader
 from agent_checkpoint.store.store import Store
-
-
-class DiffOptions(TypedDict, total=False):
-    """Options of a diff; see `CheckpointManager.diff`."""
-
-    agent: Any
-    checkpoint_id_a: str | None
-    checkpoint_id_b: str | None
-    deep: bool
-    trust_pickle: bool
 
 
 class Comparison:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import cache, partial
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from agent_checkpoint import telemetry
 from agent_checkpoint.backends.base import Backend
@@ -49,7 +49,6 @@ from agent_checkpoint.records import (
     CheckpointRow,
     Draft,
     History,
-    HistoryRow,
     Kind,
     check_key,
     draft_from,
@@ -64,10 +63,12 @@ from agent_checkpoint.store.store_argument import existing_store
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
     from agent_checkpoint.backends.wrappers.encryption_keys import EncryptionKey
-    from agent_checkpoint.manager.checkpoint_diff import Comparison, DiffOptions
+    from agent_checkpoint.history_row import HistoryRow
+    from agent_checkpoint.manager.checkpoint_diff import Comparison
+    from agent_checkpoint.manager.keyword_options import DiffOptions, LoadOptions, SaveOptions
     from agent_checkpoint.manager.record_log import RecordLog
     from agent_checkpoint.redaction import Redact, Redactor
     from agent_checkpoint.store.maintenance.gc import GcReport
@@ -76,27 +77,8 @@ if TYPE_CHECKING:
     from agent_checkpoint.store.maintenance.verify import VerifyReport
     from agent_checkpoint.store.store_argument import StoreLike
 
-Self = TypeVar("Self", bound="CheckpointManager")
-
 _MAX_UPDATES = 100
 """How often an update is repeated after a conflict; each one means that another writer saved."""
-
-
-class SaveOptions(TypedDict, total=False):
-    """Options of a save."""
-
-    label: str | None
-    tags: Iterable[str]
-    metrics: Mapping[str, float] | None
-    parents: Sequence[str] | None
-    expected_head: str | None
-
-
-class LoadOptions(TypedDict, total=False):
-    """Options of a load."""
-
-    strict: bool
-    trust_pickle: bool
 
 
 class _Position(NamedTuple):
@@ -715,7 +697,7 @@ class CheckpointManager:
             if self._owns_store:
                 self.store.backend.close()
 
-    def __enter__(self: Self) -> Self:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -726,7 +708,7 @@ class CheckpointManager:
     ) -> None:
         self.close()
 
-    async def __aenter__(self: Self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.core.stateful import is_stateful
@@ -55,7 +55,9 @@ from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.workspace.workspace import Fork, Workspace
 
 if TYPE_CHECKING:
-    from agent_checkpoint.records import HistoryRow
+    from typing_extensions import Self
+
+    from agent_checkpoint.history_row import HistoryRow
     from agent_checkpoint.redaction import Redact
     from agent_checkpoint.session.branch.session_fork import ForkPoint
     from agent_checkpoint.session.branch.trial import Trial
@@ -65,8 +67,6 @@ if TYPE_CHECKING:
     from agent_checkpoint.store.ledger.ledger_calls import Effect
     from agent_checkpoint.store.store_argument import StoreLike
     from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
-
-Self = TypeVar("Self", bound="Session")
 
 _DRIFT_NAMED = 5
 """How many changed files a notice names."""
@@ -554,7 +554,7 @@ class Session(SessionAgent):
             if self._owns_manager:
                 self.manager.close()
 
-    def __enter__(self: Self) -> Self:
+    def __enter__(self) -> Self:
         self._state.check_open()
         self._tokens.append(enter(self._tools))
         return self
@@ -585,7 +585,7 @@ class Session(SessionAgent):
         self._state.save(kind=Kind.CLOSE, label=label, if_changed=if_changed)
         self._state.is_ended = True
 
-    async def __aenter__(self: Self) -> Self:
+    async def __aenter__(self) -> Self:
         return self.__enter__()
 
     async def __aexit__(

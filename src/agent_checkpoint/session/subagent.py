@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.core.log import Log, replace_items
@@ -45,12 +45,12 @@ from agent_checkpoint.store.ledger.ledger_status import APPROVED, DENIED
 from agent_checkpoint.store.objects.splitting import inline_tree
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from agent_checkpoint.session.loop.tool_calls import ToolCalls
     from agent_checkpoint.session.loop.toolbox import Tools
     from agent_checkpoint.store.ledger.ledger_calls import ApprovalRequest
     from agent_checkpoint.transcripts.report import CallOutcome
-
-Self = TypeVar("Self", bound="Subagent")
 
 
 class SessionAgent:
@@ -375,7 +375,7 @@ class Subagent(SessionAgent):
 
     # -- run -------------------------------------------------------------------------------------
 
-    def __enter__(self: Self) -> Self:
+    def __enter__(self) -> Self:
         state, scope = self._state, self._scope
         state.check_open()
         if self._entered is not None:
@@ -441,7 +441,7 @@ class Subagent(SessionAgent):
                 if error is None:
                     raise
 
-    async def __aenter__(self: Self) -> Self:
+    async def __aenter__(self) -> Self:
         return self.__enter__()
 
     async def __aexit__(

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
@@ -27,18 +26,12 @@ _CONTROL = bytes(range(32))
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-class _Later:
-    """Imports orjson on first use: the import takes longer than writing a small value."""
+_LATER = object()
+orjson: Any = _LATER
+"""The module orjson of the extra `fast`; None if it is not installed, `_LATER` until it is wanted.
 
-    def __getattr__(self, name: str) -> Any:
-        global orjson
-        with block_forks():
-            orjson = import_module("orjson")
-        return getattr(orjson, name)
-
-
-orjson: Any = None if find_spec("orjson") is None else _Later()
-"""The module orjson of the extra `fast`, or None if it is not installed."""
+Importing it takes longer than writing or reading a small value.
+"""
 
 
 class ExponentFloat(float):
@@ -60,11 +53,14 @@ def write_json(value: JsonValue, *, indent: bool = False) -> bytes:
     Raises:
         RecursionError: the value is nested too deeply.
     """
-    if orjson is not None and not (type(orjson) is _Later and _is_small(value)):
-        options = orjson.OPT_INDENT_2 if indent else 0
+    fast = orjson
+    if fast is _LATER:
+        fast = None if _is_small(value) else _load_orjson()
+    if fast is not None:
+        options = fast.OPT_INDENT_2 if indent else 0
         try:
-            return _released(orjson.dumps(value, _exponent_fragment, options))
-        except orjson.JSONEncodeError:
+            return _released(fast.dumps(value, _exponent_fragment, options))
+        except fast.JSONEncodeError:
             pass  # nested deeper than orjson allows: the standard library writes the same form
     text = json.dumps(
         value,
@@ -83,9 +79,10 @@ def write_all_json(values: Sequence[JsonValue]) -> list[bytes]:
         RecursionError: a value is nested too deeply.
         TypeError: a value is not plain JSON.
     """
-    if orjson is not None:
-        dumps = orjson.dumps
-        with suppress(orjson.JSONEncodeError):
+    fast = _load_orjson() if orjson is _LATER else orjson
+    if fast is not None:
+        dumps = fast.dumps
+        with suppress(fast.JSONEncodeError):
             return [_released(dumps(value, _exponent_fragment)) for value in values]
     return [write_json(value) for value in values]
 
@@ -123,9 +120,10 @@ def read_json(data: bytes) -> JsonValue:
             writes (NaN, lone surrogates, numbers out of range, or nested too deeply).
     """
     try:
-        if orjson is None or (type(orjson) is _Later and len(data) < _SMALL_TEXT):
-            return _parse(data)
-        return orjson.loads(data)  # type: ignore[no-any-return]
+        fast = orjson
+        if fast is _LATER:
+            fast = None if len(data) < _SMALL_TEXT else _load_orjson()
+        return _parse(data) if fast is None else fast.loads(data)
     except RecursionError:
         raise IntegrityError(
             "The JSON text is nested too deeply for the remaining Python stack, or is not valid."
@@ -133,6 +131,17 @@ def read_json(data: bytes) -> JsonValue:
     except ValueError as error:
         # The library's message quotes no content, only the position.
         raise IntegrityError(f"Invalid JSON: {error}") from None
+
+
+def _load_orjson() -> Any:
+    """Return the module orjson; None if it is not installed."""
+    global orjson
+    with block_forks():
+        try:
+            orjson = import_module("orjson")
+        except ImportError:
+            orjson = None
+    return orjson
 
 
 def _is_small(value: Any, depth: int = 2) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import RLock
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.os_support.os_fork import block_forks
@@ -28,16 +28,9 @@ from agent_checkpoint.store.objects.references import ObjectRef
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.store_argument import store_for
-from agent_checkpoint.workspace.capture import Capture
 from agent_checkpoint.workspace.checkpoint_tree import PART, relative_path, tree_in
-from agent_checkpoint.workspace.ignore.rules import Rules
 from agent_checkpoint.workspace.root_checks import checked_root, clean_up_forks
-from agent_checkpoint.workspace.safe_open import exists
-from agent_checkpoint.workspace.scan.scan_cache import collection_paused
-from agent_checkpoint.workspace.scan.scanner import Scanner
-from agent_checkpoint.workspace.scan.snapshot_limit import Progress, SnapshotLimit
-from agent_checkpoint.workspace.scan.walk import STAGING
-from agent_checkpoint.workspace.tree.dir_state import DirState
+from agent_checkpoint.workspace.safe_open import STAGING, exists
 from agent_checkpoint.workspace.tree.snapshot import (
     PathNote,
     Tree,
@@ -48,6 +41,8 @@ from agent_checkpoint.workspace.tree.snapshot import (
 from agent_checkpoint.workspace.workspace_lock import RootLock
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from agent_checkpoint.store.store_argument import StoreLike
     from agent_checkpoint.workspace.changes.overlay_upper import OverlayUpper
     from agent_checkpoint.workspace.fork.fork_directory import ForkDirectory
@@ -56,11 +51,11 @@ if TYPE_CHECKING:
     from agent_checkpoint.workspace.restore.journal import Decision, RestoreOptions
     from agent_checkpoint.workspace.restore.plan import Plan
     from agent_checkpoint.workspace.restore.transition import SafetySnapshot, Transition
+    from agent_checkpoint.workspace.scan.snapshot_limit import Progress
+    from agent_checkpoint.workspace.tree.dir_state import DirState
     from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
 
 _LIMIT = 10 << 30
-
-Self = TypeVar("Self", bound="Workspace")
 
 
 class Workspace:
@@ -98,6 +93,13 @@ class Workspace:
             WorkspaceError: the directory does not exist, or an interrupted restore needs another
                 store.
         """
+        with block_forks():
+            # Slow to load, and a session may have no files.
+            from agent_checkpoint.workspace.capture import Capture
+            from agent_checkpoint.workspace.ignore.rules import Rules
+            from agent_checkpoint.workspace.scan.scanner import Scanner
+            from agent_checkpoint.workspace.scan.snapshot_limit import SnapshotLimit
+
         self.path = checked_root(path, force=force)
         self._held_tree: Tree | None = None
         """The tree of the directory during `hold`."""
@@ -138,7 +140,7 @@ class Workspace:
     def __repr__(self) -> str:
         return f"Workspace({str(self.path)!r})"
 
-    def __deepcopy__(self: Self, memo: object) -> Self:
+    def __deepcopy__(self, memo: object) -> Self:
         return self  # a directory cannot be copied with the object
 
     @property
@@ -219,7 +221,7 @@ class Workspace:
         with self._lock:
             self._scanner.close()
 
-    def __enter__(self: Self) -> Self:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -242,7 +244,7 @@ class Workspace:
             StorageError: the store failed; no checkpoint was acknowledged.
         """
         # Until the objects of the snapshot are gone: else it looks at them again and again.
-        with self._lock, collection_paused():
+        with self._lock, self._scanner.collection_paused():
             with self._unchanging():
                 key = self.key if self._saved is None else self._saved.key
                 capture = self._capture(full=full)

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 import textwrap
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -55,11 +56,10 @@ VALUES = [
     None,
 ]
 
-LIBRARIES = (
-    ["without orjson"] if canonical_json.orjson is None else ["with orjson", "without orjson"]
-)
+IS_INSTALLED = find_spec("orjson") is not None
+LIBRARIES = ["with orjson", "without orjson"] if IS_INSTALLED else ["without orjson"]
 
-needs_orjson = pytest.mark.skipif(canonical_json.orjson is None, reason="orjson is not installed")
+needs_orjson = pytest.mark.skipif(not IS_INSTALLED, reason="orjson is not installed")
 
 
 @pytest.fixture(params=LIBRARIES)

@@ -185,7 +185,6 @@ def _tried(probe: Callable[[], bool]) -> bool:
 
 
 def _packages() -> list[_Check]:
-    from agent_checkpoint.store import canonical_json
     from agent_checkpoint.store.objects import compression
     from agent_checkpoint.workspace.scan.reading import chunking
 
@@ -198,7 +197,7 @@ def _packages() -> list[_Check]:
         ),
         (
             "orjson",
-            canonical_json.orjson is not None,
+            find_spec("orjson") is not None,
             "faster reading and writing of large states",
             "fast",
         ),

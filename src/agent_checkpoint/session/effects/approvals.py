@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.core.codec.save_policy import NO_POLICY, SavePolicy
 from agent_checkpoint.core.loading import decode_part
@@ -45,9 +45,9 @@ from agent_checkpoint.store.ledger.lineage import lineages
 from agent_checkpoint.store.store_argument import store_for
 
 if TYPE_CHECKING:
-    from agent_checkpoint.store.store_argument import StoreLike
+    from typing_extensions import Self
 
-Self = TypeVar("Self", bound="Approvals")
+    from agent_checkpoint.store.store_argument import StoreLike
 
 
 class Approvals:
@@ -71,7 +71,7 @@ class Approvals:
         if self._owns_store:
             self._store.backend.close()
 
-    def __enter__(self: Self) -> Self:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

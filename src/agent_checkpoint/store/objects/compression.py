@@ -13,7 +13,6 @@ from __future__ import annotations
 import zlib
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
@@ -33,7 +32,9 @@ _SMALLEST = 128
 _MOST_COMPRESSORS = 4
 _SAMPLE = 8192
 _SMALL = 4096
-"""Shorter data does not import isal, which takes longer than compressing it."""
+"""zlib compresses shorter data, until isal is loaded."""
+_FEW = 128 << 10
+"""The bytes of longer data until isal is loaded: that takes as long as it saves on them."""
 _WINDOW_LOG_MAX = 24
 """Limit of the zstd window (16 MiB): a crafted frame may require a huge window."""
 
@@ -44,8 +45,10 @@ def find_zstd() -> str | None:
 
     Does not load it, which takes longer than a small save: few stores are compressed with zstd.
     """
-    for package, needed in (("compression", "_zstd"), ("backports", "backports.zstd")):
-        with block_forks():
+    with block_forks():
+        from importlib.util import find_spec  # slow to load
+
+        for package, needed in (("compression", "_zstd"), ("backports", "backports.zstd")):
             if find_spec(package) is not None and find_spec(needed) is not None:
                 return f"{package}.zstd"
     return None
@@ -134,12 +137,16 @@ def _pack_zstd(data: bytes) -> bytes:
 
 _zlib: Any = None
 """isal, or the module zlib if it is not installed; None until it is wanted."""
+_bytes_before = 0
 
 
 def _zlib_for(data: bytes) -> Any:
-    global _zlib
+    global _zlib, _bytes_before
     if _zlib is None:
         if len(data) < _SMALL:
+            return zlib
+        _bytes_before += len(data)
+        if _bytes_before < _FEW:
             return zlib
         with block_forks():
             try:
