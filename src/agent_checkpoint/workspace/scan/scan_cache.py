@@ -10,7 +10,6 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,15 +36,17 @@ _REWRITE_AFTER = 64
 """A process that watches rewrites the index when a new process would read this many files again."""
 
 
-@contextmanager
-def collection_paused() -> Iterator[None]:
+class collection_paused:  # a class: a generator costs more
     """Pause Python's garbage collector, which is slow while a scan creates many objects."""
-    is_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_on:
+
+    __slots__ = ("_is_on",)
+
+    def __enter__(self) -> None:
+        self._is_on = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *error: object) -> None:
+        if self._is_on:
             gc.enable()
 
 

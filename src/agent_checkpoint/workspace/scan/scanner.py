@@ -354,6 +354,7 @@ class Scanner:
             writer,
             objects_from(writer.backend) if writer.backend is not None else _no_objects,
             reader,
+            device=stat.st_dev,
             rules=self._rules,
             own_inodes=own_inodes,
             watch=None if self._source is None else self._source.add,
