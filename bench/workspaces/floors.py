@@ -145,8 +145,12 @@ class Floor:
         return _taken(work)
 
     def watch(self) -> dict[str, Any]:
-        """Make the floors of `format_floor.py`. Not timed."""
+        """Make the floor of the format. Not timed."""
         self.format = FormatFloor(self.directory, f"{self.database}.objects")
+        return {}
+
+    def watch_guarded(self) -> dict[str, Any]:
+        """Make the floor of the format with the guarantees. Not timed."""
         self.guarded = GuardedFloor(self.directory, f"{self.database}.guarded")
         return {}
 
