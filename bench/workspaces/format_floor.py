@@ -70,7 +70,9 @@ class FormatFloor:
         self.trees: dict[str, Tree] = {}
         self.files = 0
         for folder, folders, names in os.walk(directory):
-            self.watched[libc.inotify_add_watch(self.queue, os.fsencode(folder), 0xFCE)] = folder
+            watch = libc.inotify_add_watch(self.queue, os.fsencode(folder), 0xFCE)
+            assert watch > 0, "fs.inotify.max_user_watches is too small"
+            self.watched[watch] = folder
             self.files += len(names)
             names = sorted(folders + names)
             heads = [_head(name, 0) for name in names]
