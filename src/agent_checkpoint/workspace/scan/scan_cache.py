@@ -10,6 +10,7 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,7 +80,7 @@ class ScanCache:
         self._path = path
         self._rules = rules
         self._backend: Backend | None = None
-        self._own_paths: tuple[Path | None, Path | None] | None = None
+        self._own_paths: list[str] | None = None
         self._reads_since_index = 0
         self._is_index_due = False
         self._index: Index | None = None
@@ -177,14 +178,12 @@ class ScanCache:
         """Return device and inode of the store and the indexes, which may be in the workspace."""
         if self._own_paths is None:
             index = self._index_path()
-            self._own_paths = (self._store_path(), index and index.parent)
+            paths = (self._store_path(), index and index.parent)
+            self._own_paths = [str(path) for path in paths if path is not None]
         inodes = set()
         for path in self._own_paths:
-            try:
-                stat = os.stat(path) if path is not None else None
-            except OSError:
-                continue  # not created yet
-            if stat is not None:
+            with suppress(OSError):  # not created yet
+                stat = os.stat(path)
                 inodes.add((stat.st_dev, stat.st_ino))
         return inodes
 

@@ -235,8 +235,7 @@ class Scanner:
 
     @staticmethod
     def _has_rule_file(changed: NamesByDir) -> bool:
-        rule_files = {CHECKPOINTIGNORE, GITIGNORE}
-        return any(not rule_files.isdisjoint(names) for names in changed.values())
+        return any(CHECKPOINTIGNORE in names or GITIGNORE in names for names in changed.values())
 
     def _scan_changed(
         self, root: int, writer: Writer, reader: FileReader, known: DirState, events: ChangedPaths
