@@ -1,10 +1,6 @@
 """The floors of P1 to P3 and P14: what is left of a durable snapshot with SHA-256, in Python.
 
-The second floor of P2, `format_snapshot`, does in straight-line Python what one changed file takes
-in this format with these guarantees, without layers, options or errors: the inotify queue, a locked
-root, each directory opened without following links, the file read under the check for writers,
-blob and directory objects rebuilt, hashed twice (id, object) and packed, the record, the entry, and
-one durable commit under a lock into tables like ours, with as many objects as there are files.
+Two more floors of P2 are in `format_floor.py`: what the format takes, and the guarantees with it.
 
     python -m bench.workspaces.floors DIRECTORY DATABASE
 
@@ -15,7 +11,6 @@ Every commit is of SQLite in WAL mode with synchronous=FULL, of one transaction.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import gc
 import hashlib
 import json
@@ -23,26 +18,20 @@ import marshal
 import os
 import resource
 import select
-import signal
-import sqlite3
 import struct
 import subprocess
 import sys
-import termios
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from isal import isal_zlib
 
-from agent_checkpoint.backends.sqlite_connections import SCHEMA
 from bench.figures import timed
 from bench.turns import serve
+from bench.workspaces.format_floor import FormatFloor, GuardedFloor, make_database
 
 ROW = 8192
-TABLES = ("CREATE TABLE rows (data BLOB)",)
-INSERT_OBJECT = "INSERT OR IGNORE INTO objects (id, size, ts, data) VALUES (?, ?, ?, ?)"
 PIECE = 1 << 20
 """Bytes of a row, where many are committed."""
 BATCH = 1024
@@ -156,129 +145,26 @@ class Floor:
         return _taken(work)
 
     def watch(self) -> dict[str, Any]:
-        """Watch every directory and know its entries, for `format_snapshot`. Not timed.
+        """Make the floor of the format. Not timed."""
+        self.format = FormatFloor(self.directory, f"{self.database}.objects")
+        return {}
 
-        Ids of files that are never changed are random: nothing depends on them.
-        """
-        libc = ctypes.CDLL(None)
-        self.queue = libc.inotify_init1(os.O_NONBLOCK)
-        self.watched: dict[int, str] = {}
-        self.trees: dict[str, tuple[list[str], list[bytes], list[bytes], list[bytes]]] = {}
-        for folder, folders, names in os.walk(self.directory):
-            self.watched[libc.inotify_add_watch(self.queue, os.fsencode(folder), 0xFCE)] = folder
-            names = sorted(folders + names)
-            heads = [_head(name, 0) for name in names]
-            ids = [os.urandom(32) for _ in names]
-            named = [head + each for head, each in zip(heads, ids)]
-            stored = [h + i if n in folders else h for n, h, i in zip(names, heads, ids)]
-            self.trees[folder] = names, named, stored, ids
-        self.lock = os.open(f"{self.database}.lock", os.O_RDWR | os.O_CREAT)
-        path = f"{self.database}.objects"
-        self.objects = make_database(path, SCHEMA)
-        count = len(self.files) + len(self.trees)
-        rows = ((os.urandom(32), 100, 0.0, bytes(100)) for _ in range(count))
-        self.objects.executemany(INSERT_OBJECT, rows)
-        self.objects.execute("INSERT INTO streams VALUES (1, x'00', 1)")
-        self.objects.commit()
-        self.objects.isolation_level = None
-        self.objects.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        self.objects.execute("PRAGMA wal_autocheckpoint=128")
-        self.last = self.objects.execute("SELECT id FROM objects LIMIT 1").fetchone()[0]
+    def watch_guarded(self) -> dict[str, Any]:
+        """Make the floor of the format with the guarantees. Not timed."""
+        self.guarded = GuardedFloor(self.directory, f"{self.database}.guarded")
         return {}
 
     def format_snapshot(self) -> dict[str, Any]:
-        """Capture and commit the one file that was changed since the last call."""
-        return _taken(self._format_snapshot)
+        """What the format takes."""
+        return _taken(self.format.snapshot)
 
-    def _format_snapshot(self) -> None:
-        (size,) = struct.unpack("i", fcntl.ioctl(self.queue, termios.FIONREAD, bytes(4)))
-        events = os.read(self.queue, size)
-        start = 0
-        while True:  # until a file that is known: Watchman creates others in the root
-            watch, _, _, length = struct.unpack_from("iIII", events, start)
-            folder = self.watched[watch]
-            name = events[start + 16 : start + 16 + length].rstrip(b"\0").decode()
-            if name in self.trees[folder][0]:
-                break
-            start += 16 + length
-        root = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(root, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        os.lstat(self.directory)
-        at = os.dup(root)
-        below = os.path.relpath(folder, self.directory)
-        for part in below.split("/"):
-            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
-            os.close(at)
-            at = inner
-        os.stat(name, dir_fd=at, follow_symlinks=False)
-        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
-        found = os.fstat(file)
-        fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-        plain = b"b\0" + os.read(file, found.st_size + 1)
-        os.fstat(file)
-        for fd in (file, at, root):
-            os.close(fd)
-        now = time.time()
-        ref = identity = hashlib.sha256(plain).digest()
-        packed = isal_zlib.compress(plain, 1)
-        rows = [(ref, len(packed), now, packed)]
-        is_file = True
-        while True:
-            names, named, stored, refs = self.trees[folder]
-            place = names.index(name)
-            head = _head(name, found.st_size if is_file else 0)
-            named[place], refs[place] = head + identity, ref
-            stored[place] = head if is_file else head + identity
-            identity = hashlib.sha256(b"tree\0" + b"".join(named)).digest()
-            plain = b"d" + bytes(len(refs) // 8 + 2) + b"".join(refs) + b"".join(stored)
-            ref = hashlib.sha256(plain).digest()
-            packed = isal_zlib.compress(plain, 1)
-            rows.append((ref, len(packed), now, packed))
-            if folder == self.directory:
-                break
-            folder, name = os.path.split(folder)
-            is_file = False
-        record = {"id": identity.hex(), "files": len(self.files), "ignore": [], "notes": []}
-        plain = b"r\1\0" + ref + json.dumps(record).encode()
-        top = hashlib.sha256(plain).digest()
-        rows.append((top, len(plain), now, plain))
-        entry = json.dumps({"ts": now, "parent": self.last.hex(), "object": top.hex()}).encode()
-        entry += hashlib.sha256(entry).hexdigest().encode()
-        fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        db = self.objects
-        db.execute("BEGIN IMMEDIATE")
-        assert db.execute("SELECT 1 FROM objects WHERE id = ?", (self.last,)).fetchone()
-        (last,) = db.execute("SELECT last FROM streams WHERE name = x'00'").fetchone()
-        db.executemany(INSERT_OBJECT, rows)
-        db.execute("UPDATE streams SET last = ? WHERE id = 1", (last + 1,))
-        db.execute("INSERT INTO entries VALUES (1, ?, 0, ?)", (last + 1, entry))
-        db.execute("COMMIT")
-        fcntl.flock(self.lock, fcntl.LOCK_UN)
-        self.last = top
+    def guarded_snapshot(self) -> dict[str, Any]:
+        """What the format and the guarantees take."""
+        return _taken(self.guarded.snapshot)
 
     def _commit(self, rows: list[bytes]) -> None:
         with self.db as db:
             db.executemany("INSERT INTO rows VALUES (?)", ((row,) for row in rows))
-
-
-def make_database(path: str | Path, tables: tuple[str, ...] = TABLES) -> sqlite3.Connection:
-    """A new database with these tables."""
-    db = sqlite3.connect(path)
-    db.execute("PRAGMA page_size=8192")
-    if tables is SCHEMA:
-        db.execute("PRAGMA auto_vacuum=INCREMENTAL")
-    db.execute("PRAGMA journal_mode=WAL")
-    db.execute("PRAGMA synchronous=FULL")
-    db.execute("PRAGMA wal_autocheckpoint=0")
-    for table in tables:
-        db.execute(table)
-    return db
-
-
-def _head(name: str, size: int) -> bytes:
-    return struct.pack("<cHBQ", b"f", 0o644, len(name), size) + name.encode()
 
 
 def lstat_and_commit(directory: Path, database: Path) -> None:

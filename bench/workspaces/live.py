@@ -2,8 +2,8 @@
 
 P2: one source file gets a line; the time is of `snapshot()` alone. It is the median: at least once
 a minute a snapshot looks at every file all the same. A git that asks Watchman is there for
-information. One floor reads and hashes the changed file, and commits 8 kB; the other does in plain
-Python what the format and the guarantees take, see `floors.py`.
+information. One floor reads and hashes the changed file, and commits 8 kB; two others do in plain
+Python what the format takes, and what the guarantees take with it, see `format_floor.py`.
 
 P4: one source file gets a line and the workspace is put back, ours with its safety snapshot. The
 side that was not measured then looks at the file, untimed, so that each finds a directory it knows.
@@ -27,6 +27,9 @@ from typing import Any
 from bench.turns import Turns
 from bench.workspaces.peers import ShadowGit
 from bench.workspaces.stage import WARM_UP, Sides, Stage, Taken, processes, told
+
+MANY_FILES = 20_000
+"""From here on only one floor watches: each needs as many watches as there are directories."""
 
 
 @contextmanager
@@ -58,6 +61,9 @@ def measure_watching(stage: Stage, ours: Turns) -> None:
     with stage.floor() as floor:
         floor.ask("floor", "watch")
         sides["floor-format"] = lambda: told(floor.ask("floor", "format_snapshot"))
+        if len(stage.checkout.files) < MANY_FILES:
+            floor.ask("floor", "watch_guarded")
+            sides["floor-guarded"] = lambda: told(floor.ask("floor", "guarded_snapshot"))
         for turn in range(-1, stage.rounds.watching):
             changed = str(stage.change()[0])
             sides["floor"] = partial(by_floor, floor, changed)

@@ -27,6 +27,7 @@ SYNCS = {
     "floor": "FULL",
     "floor-whole": "FULL",
     "floor-format": "FULL",
+    "floor-guarded": "FULL",
 }
 """How durable the snapshots of each peer are."""
 PACKAGES = {

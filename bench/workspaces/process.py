@@ -9,7 +9,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from bench.workspaces.floors import lstat_and_commit, make_database
+from bench.workspaces.floors import lstat_and_commit
+from bench.workspaces.format_floor import make_database
 from bench.workspaces.stage import (
     WARM_UP,
     Stage,

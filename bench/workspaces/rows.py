@@ -32,7 +32,8 @@ PEERS = {
     "agentfs": "AgentFS",
     "floor": "floor",
     "floor-whole": "watch, list, read, hash, pack, directories, all rows",
-    "floor-format": "floor of the format",
+    "floor-format": "plain Python: events, file, objects of the format, one commit",
+    "floor-guarded": "plain Python: the same, with the checks and locks of a save",
 }
 FLOORS = {
     "first": "read, hash and pack all, one commit",
@@ -40,7 +41,6 @@ FLOORS = {
     "changed": "bare Python, lstat of all, one commit",
     "served": "ask, hash the index and one file, one commit",
 }
-FORMAT_FLOOR = "plain Python: events, file, objects of the format, one commit"
 SIDES = {"ours": "ours, fast", "ours-plain": "ours, plain", "ours with .git": "ours, .git too"}
 WORK = {
     "first": "first snapshot",
@@ -71,6 +71,7 @@ def workspace_rows(figures: dict[str, Any], only: set[str]) -> list[Row]:
         rows["P3"].append(size.time("P3", "changed", target=1.2 if many else 1.0))
         rows["P2"].append(size.floor("P2", "watching"))
         rows["P2"].append(size.floor("P2", "watching", peer="floor-format"))
+        rows["P2"].append(size.floor("P2", "watching", peer="floor-guarded"))
         rows["P3"].append(size.floor("P3", "changed"))
         rows["P3"].append(size.time("P3", "same"))
         rows["P2"].append(size.time("P2", "watching", peer="git-watched"))
@@ -139,7 +140,7 @@ class _Size:
     def floor(self, row: str, work: str, ours: str = "ours", peer: str = "floor") -> Row:
         """A row of times beside those of a floor."""
         times = self.time(row, work, ours=ours, peer=peer)
-        name = FLOORS[work] if peer == "floor" else FORMAT_FLOOR
+        name = FLOORS[work] if peer == "floor" else PEERS[peer]
         return replace(times, peer_name=name, floor=True)
 
     def alone(self, row: str, work: str) -> Row:

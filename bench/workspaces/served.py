@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.turns import ROOT
-from bench.workspaces.floors import ask_and_commit, make_database
+from bench.workspaces.floors import ask_and_commit
+from bench.workspaces.format_floor import make_database
 from bench.workspaces.process import new_process
 from bench.workspaces.stage import WARM_UP, Stage, Taken, environment_of, processes, told
 

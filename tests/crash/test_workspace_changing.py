@@ -362,6 +362,25 @@ def test_what_somebody_has_open_is_read_again_the_next_time(place):
         os.close(directory)
 
 
+def test_a_file_that_was_just_changed_is_opened_once(place, monkeypatch):
+    """A step of an agent changes files right before its snapshot."""
+    (place / "f").write_bytes(both(SMALL)[0])
+    directory = os.open(place, os.O_RDONLY)
+    names, opened = [], os.open
+
+    def noting(name, *arguments, **options):
+        names.append(name)
+        return opened(name, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", noting)
+    try:
+        data, *_, is_still = safe_open.read_whole(directory, b"f")
+    finally:
+        os.close(directory)
+    assert (data, is_still) == (both(SMALL)[0], True)
+    assert names == [b"f"]
+
+
 def changing_as_it_is_read(path, new, monkeypatch):
     """Have a file written to, once, when a part of it was read; return what is left to write."""
     left, read = [new], os.read

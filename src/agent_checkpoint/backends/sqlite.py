@@ -400,7 +400,7 @@ class SQLiteBackend(Backend):
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        with wrap_os_errors(f"write to {self.path}"):
+        with wrap_os_errors("write to", self.path):
             is_there = self._connections.exists()
             if not (self._is_prepared and is_there):
                 self._check_own()

@@ -157,7 +157,7 @@ class Connections:
                 lock too long.
         """
         with (
-            wrap_os_errors(f"write to {self.database}"),
+            wrap_os_errors("write to", self.database),
             self._queue.hold(self.lock_timeout) as self._lock,
         ):
             self._create()
@@ -220,7 +220,7 @@ class Connections:
             StorageError: it is not, so another process may write to it.
         """
         self.exists()
-        with wrap_os_errors(f"look at {self.database}"):
+        with wrap_os_errors("look at", self.database):
             if self._lock is not None:
                 check_lock_file(self.lock_file, self._lock)
 
@@ -333,7 +333,7 @@ class Connections:
         return fresh
 
     def _companion_identities(self) -> tuple[FileIdentity | None, ...]:
-        with wrap_os_errors(f"look at {self.database}"):
+        with wrap_os_errors("look at", self.database):
             return tuple(map(file_identity, self._companions))
 
     def _give_back(self, db: _Connection) -> None:
@@ -414,7 +414,7 @@ class Connections:
             return 0
 
     def _connect(self, how: str = "mode=rw", *, shared: bool = True) -> _Connection:
-        with wrap_os_errors(f"look at {self.database}"):
+        with wrap_os_errors("look at", self.database):
             self._check_own()
             # SQLite would block on a pipe, and follow a link out of the store.
             for name in ("", "-wal", "-shm", "-journal"):

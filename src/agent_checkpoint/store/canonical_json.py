@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
+from itertools import repeat
 from typing import Any
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
@@ -62,14 +63,7 @@ def write_json(value: JsonValue, *, indent: bool = False) -> bytes:
             return _released(fast.dumps(value, _exponent_fragment, options))
         except fast.JSONEncodeError:
             pass  # nested deeper than orjson allows: the standard library writes the same form
-    text = json.dumps(
-        value,
-        ensure_ascii=False,
-        allow_nan=False,
-        indent=2 if indent else None,
-        separators=(",", ": ") if indent else (",", ":"),
-    )
-    return text.encode()
+    return (_INDENTED if indent else _COMPACT).encode(value).encode()
 
 
 def write_all_json(values: Sequence[JsonValue]) -> list[bytes]:
@@ -147,14 +141,14 @@ def _load_orjson() -> Any:
 def _is_small(value: Any, depth: int = 2) -> bool:
     """Return whether a value is so small that the standard library is fast enough."""
     kind = type(value)
-    if kind is dict or kind is list:
-        inside = value.values() if kind is dict else value
-        return (
-            len(value) <= _SMALL_ITEMS
-            and depth > 0
-            and all(_is_small(item, depth - 1) for item in inside)
-        )
-    return kind in _SMALL_KINDS or (kind is str and len(value) < _SMALL_TEXT)
+    if kind is str:
+        return len(value) < _SMALL_TEXT
+    if kind is not dict and kind is not list:
+        return kind in _SMALL_KINDS
+    if depth == 0 or len(value) > _SMALL_ITEMS:
+        return False
+    inside = value.values() if kind is dict else value
+    return all(map(_is_small, inside, repeat(depth - 1)))
 
 
 def _parse(data: bytes) -> JsonValue:
@@ -194,4 +188,6 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
+_COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_INDENTED = json.JSONEncoder(ensure_ascii=False, allow_nan=False, indent=2, separators=(",", ": "))
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)

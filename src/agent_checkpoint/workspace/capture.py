@@ -37,7 +37,13 @@ class Capture:
         self._full = full
 
     def draft(
-        self, key: str, store: Store, *, kind: CheckpointKind = Kind.SAVE, label: str | None = None
+        self,
+        key: str,
+        store: Store,
+        *,
+        kind: CheckpointKind = Kind.SAVE,
+        label: str | None = None,
+        tags: tuple[str, ...] = (),
     ) -> Draft:
         """Return a draft checkpoint of the directory, with a claim signed by this user.
 
@@ -47,7 +53,7 @@ class Capture:
         """
         captured: Any = CapturedState(self, store.writer)
         claim = make_claim(store.backend, key, self._root.path)
-        return Draft(key, {PART: captured}, kind=kind, label=label, claim=claim)
+        return Draft(key, {PART: captured}, kind=kind, label=label, tags=tags, claim=claim)
 
     def checkpoint_to(self, writer: Writer) -> str:
         """Scan the directory and write the missing objects; return the id of the snapshot object.

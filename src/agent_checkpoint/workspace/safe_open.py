@@ -11,11 +11,11 @@ import fcntl
 import os
 import stat
 import time
+from _signal import SIGURG  # type: ignore[import-not-found] # `signal` is slow to load
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.workspace.tree.dir_state import READ_AGAIN, stat_signature
 from agent_checkpoint.workspace.tree.tree_format import ContentHash
@@ -194,14 +194,7 @@ def read_whole(directory: int, name: bytes) -> tuple[bytes, os.stat_result, byte
         EntryChanged: the entry is no longer a regular file.
         OSError: it cannot be read.
     """
-    return _read_quiet(directory, name) or _read_busy(directory, name)
-
-
-def _read_quiet(directory: int, name: bytes) -> tuple[bytes, os.stat_result, bytes, bool] | None:
-    """Read a file that was not changed recently; None if it was.
-
-    The first snapshot calls this for every file, so it makes as few system calls as possible.
-    """
+    # The first snapshot calls this for every file, so it makes as few system calls as possible.
     fd = _open_file(directory, name)
     try:
         now = time.time_ns()
@@ -209,37 +202,39 @@ def _read_quiet(directory: int, name: bytes) -> tuple[bytes, os.stat_result, byt
         if not stat.S_ISREG(status.st_mode):
             raise EntryChanged
         if max(status.st_mtime_ns, status.st_ctime_ns) > now - _COARSE_NS:
-            return None
-        data = os.read(fd, status.st_size + 1)
-        signature = stat_signature(status)
-        if len(data) != status.st_size or stat_signature(os.fstat(fd)) != signature:
-            return None
-        return data, status, signature, True
+            found = _read_once(OpenFile(fd, status, now), _read_content)
+            if found[-1]:
+                return found
+        else:
+            data = os.read(fd, status.st_size + 1)
+            signature = stat_signature(status)
+            if len(data) == status.st_size and stat_signature(os.fstat(fd)) == signature:
+                return data, status, signature, True
     finally:
         os.close(fd)
+    return read_stable(directory, name, _read_content)
 
 
-def _read_busy(directory: int, name: bytes) -> tuple[bytes, os.stat_result, bytes, bool]:
-    """Read a file that may be written to concurrently."""
+def _read_content(file: OpenFile) -> tuple[bytes, int, Callable[[], str]]:
+    data = read_all(file.fd, file.stat.st_size)
 
-    def read(file: OpenFile) -> tuple[bytes, int, str]:
-        data = read_all(file.fd, file.stat.st_size)
+    def content_hash() -> str:
         digest = ContentHash()
         digest.add(data)
-        return data, len(data), digest.id()
+        return digest.id()
 
-    return read_stable(directory, name, read)
+    return data, len(data), content_hash
 
 
 def read_stable(
-    directory: int, name: bytes, read: Callable[[OpenFile], tuple[T, int, str]]
+    directory: int, name: bytes, read: Callable[[OpenFile], tuple[T, int, Callable[[], str]]]
 ) -> tuple[T, os.stat_result, bytes, bool]:
     """Read a file that may be written to concurrently; retry if it changed meanwhile.
 
     Args:
         directory: the open directory of the file.
         name: its name.
-        read: reads the file; returns its content, size and content id.
+        read: reads the file; returns its content, its size and a function for its content id.
 
     Returns the content, the stat result and signature, and whether the content is consistent.
 
@@ -249,19 +244,27 @@ def read_stable(
     """
     for _ in range(_TRIES):
         with opened_file(directory, name) as file:
-            is_busy = _is_being_written(file)
-            is_write_done = not is_busy or _wait_for_writer(file)
-            content, size, content_hash = read(file)
-            signature = READ_AGAIN if is_busy else reliable_signature(file.stat, file.ns)
-            now = os.fstat(file.fd)
-            is_same = stat_signature(now) == stat_signature(file.stat) and now.st_size == size
-            is_stable = is_write_done and is_same
-            if is_stable and signature == READ_AGAIN:
-                # The mtime is too recent to reveal a change, so compare the content.
-                os.lseek(file.fd, 0, os.SEEK_SET)
-                is_stable = content_id(file.fd, size) == content_hash
-        if is_stable:
+            found = _read_once(file, read)
+        if found[-1]:
             break
+    return found
+
+
+def _read_once(
+    file: OpenFile, read: Callable[[OpenFile], tuple[T, int, Callable[[], str]]]
+) -> tuple[T, os.stat_result, bytes, bool]:
+    """Read an open file that may be written to concurrently; see `read_stable`."""
+    is_busy = _is_being_written(file)
+    is_write_done = not is_busy or _wait_for_writer(file)
+    content, size, content_hash = read(file)
+    signature = READ_AGAIN if is_busy else reliable_signature(file.stat, file.ns)
+    now = os.fstat(file.fd)
+    is_same = stat_signature(now) == stat_signature(file.stat) and now.st_size == size
+    is_stable = is_write_done and is_same
+    if is_stable and signature == READ_AGAIN:
+        # The mtime is too recent to reveal a change, so compare the content.
+        os.lseek(file.fd, 0, os.SEEK_SET)
+        is_stable = content_id(file.fd, size) == content_hash()
     return content, file.stat, signature if is_stable else READ_AGAIN, is_stable
 
 
@@ -313,9 +316,6 @@ def is_open_for_writing(fd: int) -> bool:
     """Return whether a file is open for writing, by taking a lease; False if unsupported."""
     if not hasattr(fcntl, "F_SETLEASE"):
         return False
-    with block_forks():
-        from _signal import SIGURG  # type: ignore[import-not-found] # `signal` is slow to load
-
     try:
         # Opening the file during the lease signals us: SIGURG is ignored by default, SIGIO kills.
         fcntl.fcntl(fd, fcntl.F_SETSIG, SIGURG)

@@ -115,8 +115,8 @@ class Workspace:
         self.given_store: Store | None = None if store is None else store_for(store)[0]
         """The store that was passed to the constructor, or the default store once it is open."""
         self._key: str | None = None
-        self._saved: Checkpoint | None = None
-        """The last snapshot. While it is the head, its key is still the own one.
+        self._saved: tuple[Checkpoint, str] | None = None
+        """The last snapshot and its record. While it is the head, its key is still the own one.
 
         Then neither the key is determined again nor the head read.
         """
@@ -246,15 +246,17 @@ class Workspace:
         # Until the objects of the snapshot are gone: else it looks at them again and again.
         with self._lock, self._scanner.collection_paused():
             with self._unchanging():
-                key = self.key if self._saved is None else self._saved.key
+                last, record = (None, "") if self._saved is None else self._saved
+                key = self.key if last is None else last.key
                 capture = self._capture(full=full)
-                draft = capture.draft(key, self.store, label=label)._replace(tags=tags)
-            last, part = self._saved, {OBJECT: capture.tree.ref}
-            if last is not None and last.claim == draft.claim and last.parts.get(PART) != part:
+                draft = capture.draft(key, self.store, label=label, tags=tags)
+            tree = capture.tree
+            if last is not None and last.claim == draft.claim and record != tree.ref:
                 # Most likely it is still the head; the append checks it.
                 with suppress(ConflictError):
-                    self._saved = self.store.write(draft, parents=(last.id,), after=last.seq)
-                    return capture.tree
+                    written = self.store.write(draft, parents=(last.id,), after=last.seq)
+                    self._saved = written, tree.ref
+                    return tree
             head = self.store.head(key)
             if last is not None and (head is None or head.claim != draft.claim):
                 self._saved = None  # the key may belong to another user now
@@ -262,14 +264,18 @@ class Workspace:
             # Safety checkpoints are pruned automatically, so one does not count as saved.
             saved = None if head is None or head.kind == Kind.SAFETY else head.parts.get(PART)
             # A claim written by version 0.1, or signed with a replaced secret, is renewed.
-            is_new = saved != part or (head is not None and head.claim != draft.claim)
-            if is_new or label is not None:
+            if (
+                head is None
+                or saved != {OBJECT: tree.ref}
+                or head.claim != draft.claim
+                or label is not None
+            ):
                 # The head was just read: pass it on instead of reading it again.
                 head = self.store.write(draft, parents=() if head is None else (head.id,))
             else:
                 capture.confirm()
-            self._saved = head if draft.claim is not None else None
-            return capture.tree
+            self._saved = (head, tree.ref) if draft.claim is not None else None
+            return tree
 
     def diff(
         self, tree: Tree | ObjectRef | str, other: Tree | ObjectRef | str | None = None

@@ -19,6 +19,7 @@ class RootLock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._what = f"The workspace {short_repr(str(path))}"
         self._fd = -1
 
     @contextmanager
@@ -36,14 +37,12 @@ class RootLock:
         try:
             fd = open_root(self.path)
         except OSError as error:
-            raise WorkspaceError(
-                f"The workspace {short_repr(str(self.path))} cannot be opened ({error.strerror})."
-            ) from error
+            raise WorkspaceError(f"{self._what} cannot be opened ({error.strerror}).") from error
         owner = os.getpid()
         try:
             kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
             with suppress(OSError):  # the file system has no locks: work without one
-                take_lock(fd, kind, f"The workspace {short_repr(str(self.path))}", timeout)
+                take_lock(fd, kind, self._what, timeout)
             self._fd = fd
             yield fd
         finally:

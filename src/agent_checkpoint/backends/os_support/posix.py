@@ -117,7 +117,8 @@ class wrap_os_errors:  # a class: a generator costs more than most blocks
 
     __slots__ = ("_action",)
 
-    def __init__(self, action: str) -> None:
+    def __init__(self, *action: object) -> None:
+        """Set the words of the action, which are joined only for a message."""
         self._action = action
 
     def __enter__(self) -> None:
@@ -129,7 +130,7 @@ class wrap_os_errors:  # a class: a generator costs more than most blocks
         reason = error.strerror or str(error) or type(error).__name__
         advice = _ADVICE.get(error.errno or 0, "")
         raise StorageError(
-            f"Cannot {self._action}: {reason}. {advice}".strip(),
+            f"Cannot {' '.join(map(str, self._action))}: {reason}. {advice}".strip(),
             retryable=error.errno in _TRANSIENT,
             no_room=is_disk_full(error),
         ) from error

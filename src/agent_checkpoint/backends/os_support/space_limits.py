@@ -83,7 +83,7 @@ class SpaceLimits:
             StorageError: a limit would be exceeded, or the disk usage cannot be determined.
         """
         incoming = len(entry) + sum(map(len, objects.values()))
-        with wrap_os_errors(f"measure {self.path}"):
+        with wrap_os_errors("measure", self.path):
             if self.min_free != 0:
                 self._check_free(incoming)
             if self.max_bytes is not None:

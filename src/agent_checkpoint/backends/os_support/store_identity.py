@@ -33,7 +33,7 @@ class Pin:
         Raises:
             StorageError: the pinned store is no longer at the path, or the file system failed.
         """
-        with wrap_os_errors(f"check {self._name}"):
+        with wrap_os_errors("check", self._name):
             pinned = self._pinned  # before the stat: another thread may create the store meanwhile
             now = file_identity(self._name)
             if pinned is None:
@@ -53,7 +53,7 @@ class Pin:
         Raises:
             StorageError: the file system failed.
         """
-        with wrap_os_errors(f"check {self._name}"):
+        with wrap_os_errors("check", self._name):
             pinned = self._pinned
             return pinned is not None and file_identity(self._name) != pinned
 

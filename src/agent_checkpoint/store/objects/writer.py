@@ -232,7 +232,7 @@ class Writer:
         stored: dict[str, bytes] = {}
         early: list[str] = []
         size = 0
-        refs_of = {name: [ref for ref in self._pending[name].refs if ref in new] for name in new}
+        refs_of = {name: list(new.intersection(self._pending[name].refs)) for name in new}
         for name in children_first(new, refs_of):
             plain = self._pending[name]
             stored[name] = plain.stored(compression)

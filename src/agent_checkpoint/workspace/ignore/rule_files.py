@@ -46,7 +46,9 @@ def rules_at(root: int, path: bytes, fd: int, rules: Rules) -> Rules:
     names = path.split(b"/") if path else []
     for depth in range(len(names)):
         parent_path = b"/".join(names[:depth])
-        if rules.files(parent_path):
+        if rules.files(parent_path) and not depth:
+            rules = rules_in(parent_path, root, rules)
+        elif rules.files(parent_path):
             with directory_below(root, parent_path) as parent_fd:
                 rules = rules_in(parent_path, parent_fd, rules)
     return rules_in(path, fd, rules)

@@ -10,7 +10,7 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,15 +37,17 @@ _REWRITE_AFTER = 64
 """A process that watches rewrites the index when a new process would read this many files again."""
 
 
-@contextmanager
-def collection_paused() -> Iterator[None]:
+class collection_paused:  # a class: a generator costs more
     """Pause Python's garbage collector, which is slow while a scan creates many objects."""
-    is_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_on:
+
+    __slots__ = ("_is_on",)
+
+    def __enter__(self) -> None:
+        self._is_on = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *error: object) -> None:
+        if self._is_on:
             gc.enable()
 
 
@@ -78,7 +80,7 @@ class ScanCache:
         self._path = path
         self._rules = rules
         self._backend: Backend | None = None
-        self._own_paths: tuple[Path | None, Path | None] | None = None
+        self._own_paths: list[str] | None = None
         self._reads_since_index = 0
         self._is_index_due = False
         self._index: Index | None = None
@@ -176,14 +178,12 @@ class ScanCache:
         """Return device and inode of the store and the indexes, which may be in the workspace."""
         if self._own_paths is None:
             index = self._index_path()
-            self._own_paths = (self._store_path(), index and index.parent)
+            paths = (self._store_path(), index and index.parent)
+            self._own_paths = [str(path) for path in paths if path is not None]
         inodes = set()
         for path in self._own_paths:
-            try:
-                stat = os.stat(path) if path is not None else None
-            except OSError:
-                continue  # not created yet
-            if stat is not None:
+            with suppress(OSError):  # not created yet
+                stat = os.stat(path)
                 inodes.add((stat.st_dev, stat.st_ino))
         return inodes
 

@@ -237,8 +237,7 @@ class Scanner:
 
     @staticmethod
     def _has_rule_file(changed: NamesByDir) -> bool:
-        rule_files = {CHECKPOINTIGNORE, GITIGNORE}
-        return any(not rule_files.isdisjoint(names) for names in changed.values())
+        return any(CHECKPOINTIGNORE in names or GITIGNORE in names for names in changed.values())
 
     def _scan_changed(
         self, root: int, writer: Writer, reader: FileReader, known: DirState, events: ChangedPaths
@@ -356,6 +355,7 @@ class Scanner:
             writer,
             objects_from(writer.backend) if writer.backend is not None else _no_objects,
             reader,
+            device=stat.st_dev,
             rules=self._rules,
             own_inodes=own_inodes,
             watch=None if self._source is None else self._source.add,

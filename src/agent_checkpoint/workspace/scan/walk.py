@@ -66,6 +66,7 @@ class TreeWalk:
         get: Get,
         reader: FileReader,
         *,
+        device: int,
         rules: Rules,
         own_inodes: Collection[tuple[int, int]],
         watch: Callable[[int, bytes], None] | None,
@@ -78,7 +79,7 @@ class TreeWalk:
         self._reader = reader
         self._rules = rules
         self._watch = watch
-        self._device = os.fstat(root).st_dev
+        self._device = device
         self._by_signature = True
         self._is_copy = False
         self.links = links or HardLinks()

@@ -225,11 +225,15 @@ class EncodedDirectory:
             start = end
 
     def _put_part(self, start: int, end: int, put: Put, before: str | None) -> Stored:
-        identity = hashlib.sha256(b"tree\0" + b"".join(self._named[start:end])).hexdigest()
-        refs = [ref for ref in self._refs[start:end] if ref is not None]
-        if before is not None and self._edited_refs is not None and end - start == len(self._refs):
+        named, stored, all_refs = self._named, self._stored, self._refs
+        is_whole = end - start == len(named)
+        if not is_whole:
+            named, stored, all_refs = named[start:end], stored[start:end], all_refs[start:end]
+        identity = hashlib.sha256(b"tree\0" + b"".join(named)).hexdigest()
+        refs = [ref for ref in all_refs if ref is not None]
+        if before is not None and self._edited_refs is not None and is_whole:
             refs = SplicedRefs(refs, before, *self._edited_refs)
-        return Stored(identity, put(DIRECTORY, b"".join(self._stored[start:end]), refs))
+        return Stored(identity, put(DIRECTORY, b"".join(stored), refs))
 
     def _shifted(self, edits: Sequence[Edit]) -> dict[tuple[int, int], Stored]:
         """Return the parts without an edit, by their range after the edits."""

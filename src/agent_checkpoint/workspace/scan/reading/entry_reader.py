@@ -93,7 +93,7 @@ class EntryReader:
         item = Item(name, FILE, stat.st_mode & MODE_BITS, chunks.size, chunks.id, ref)
         return ReadResult(item, signature, _note(stat, is_stable=is_stable))
 
-    def _read_chunks(self, file: OpenFile) -> tuple[Chunks, int, str]:
+    def _read_chunks(self, file: OpenFile) -> tuple[Chunks, int, Callable[[], str]]:
         digest, size, names = ContentHash(), 0, []
         for chunk in cut(file.fd):
             digest.add(chunk)
@@ -104,7 +104,7 @@ class EntryReader:
             self._add(piece, packed)
             if size > file.stat.st_size:  # it may grow faster than it is read
                 break
-        return Chunks(size, digest.id(), tuple(names)), size, digest.id()
+        return Chunks(size, digest.id(), tuple(names)), size, digest.id
 
 
 def _read_link(directory: int, name: bytes) -> ReadResult:
