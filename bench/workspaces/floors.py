@@ -39,6 +39,7 @@ from isal import isal_zlib
 from agent_checkpoint.backends.sqlite_connections import SCHEMA
 from bench.figures import timed
 from bench.turns import serve
+from bench.workspaces.guarded_floor import GuardedFloor
 
 ROW = 8192
 TABLES = ("CREATE TABLE rows (data BLOB)",)
@@ -138,6 +139,14 @@ class Floor:
             os.close(watches)
 
         return _taken(work)
+
+    def guarded(self, tree: str) -> dict[str, Any]:
+        """Take the first snapshot with all that is guaranteed; `tree` is the id that ours has."""
+        guarded = GuardedFloor(self.directory, Path(self.database).with_name("guarded.db"))
+        found: list[str] = []
+        taken = _taken(lambda: found.append(guarded.run()))
+        assert found == [tree], "it is another tree"
+        return taken
 
     def _store(self, rows: dict[bytes, bytes]) -> None:
         with self.db as db:

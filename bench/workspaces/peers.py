@@ -26,6 +26,7 @@ SYNCS = {
     "agentfs": "synced",
     "floor": "FULL",
     "floor-whole": "FULL",
+    "floor-guarded": "FULL",
     "floor-format": "FULL",
 }
 """How durable the snapshots of each peer are."""

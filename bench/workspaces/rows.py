@@ -32,6 +32,7 @@ PEERS = {
     "agentfs": "AgentFS",
     "floor": "floor",
     "floor-whole": "watch, list, read, hash, pack, directories, all rows",
+    "floor-guarded": "the same tree with our guarantees, plain Python",
     "floor-format": "floor of the format",
 }
 FLOORS = {
@@ -169,8 +170,9 @@ def _first_rows(size: _Size, many: bool) -> list[Row]:
     rows = [size.time("P1", "first", ours=side, target=1 / 4) for side in sides]
     rows += [size.size(side, "git", target=1 / 2) for side in sides]
     rows += [size.floor("P1", "first", ours=side) for side in sides]
-    wholes = [size.time("P1", "first", ours=side, peer="floor-whole") for side in sides]
-    rows += [replace(whole, floor=True) for whole in wholes]
+    for floor in ("floor-whole", "floor-guarded"):
+        found = [size.time("P1", "first", ours=side, peer=floor) for side in sides]
+        rows += [replace(row, floor=True) for row in found]
     rows += [size.time("P1", "first", peer=peer) for peer in ("git-synced", "restic", "borg")]
     rows.append(size.time("P1", "first with .git", against="first"))
     rows += [size.size("ours", peer) for peer in ("git-packed", "restic", "borg")]

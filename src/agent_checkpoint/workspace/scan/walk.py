@@ -175,7 +175,7 @@ class TreeWalk:
         rules = rules.within(builder.path, texts) if texts else rules
         _note_invalid_rules(builder, rules)
         subdirs: list[bytes] = []
-        device = self._device
+        device, has_rules = self._device, bool(rules)
         for name, entry in rows:
             try:
                 status = entry.stat(follow_symlinks=False)
@@ -187,7 +187,7 @@ class TreeWalk:
                 kind == stat.S_IFREG
                 and status.st_nlink == 1
                 and status.st_dev == device
-                and not rules
+                and not has_rules
                 and name != STAGING
             ):
                 builder.names.append(name)
