@@ -9,6 +9,7 @@ The floor opens, reads and hashes every file in as many processes as cores, and 
 commits as many random bytes as our store has, without that room. It is told the paths beforehand.
 The whole floor is the least program in plain Python with our result: it watches and lists, reads
 each file between two looks at it, builds directories, and stores all of it by hash (`floors.py`).
+The guarded floor makes the same tree with the same guarantees (`first_floor.py`).
 
 For information: restic and borg, also when one file has changed; ProcessFork and AgentFS, likewise,
 which are stopped after LIMIT seconds; a git that syncs, and what is left of it after `git gc`; and
@@ -43,6 +44,7 @@ def measure_first(stage: Stage, *, thorough: bool) -> None:
         if thorough:
             sides["floor"] = lambda: _floor(stage)
             sides["floor-whole"] = lambda: _whole_floor(stage)
+            sides["floor-first"] = lambda: _first_floor(stage)
         if thorough and stage.rounds.extras:
             sides["ours-plain"] = lambda: _ours(stage, "ours-plain", place / "plain")
         if thorough and turn < stage.rounds.few:
@@ -65,6 +67,7 @@ def _ours(stage: Stage, side: str, home: Path) -> Taken:
         worker.ask("ours", "close")
     stage.pragmas = answer["pragmas"]
     stage.accelerators[side] = answer["accelerators"]
+    stage.first_tree = answer["id"]
     stage.stored[side] = disk_usage(home)
     return told(answer)
 
@@ -90,6 +93,12 @@ def _whole_floor(stage: Stage) -> Taken:
     with stage.floor() as floor:
         os.sync()
         return told(floor.ask("floor", "whole"))
+
+
+def _first_floor(stage: Stage) -> Taken:
+    with stage.floor() as floor:
+        os.sync()
+        return told(floor.ask("floor", "first_guarded", tree=stage.first_tree))
 
 
 def _backups(stage: Stage, restic: Restic, borg: Borg) -> Sides:

@@ -29,6 +29,7 @@ from isal import isal_zlib
 
 from bench.figures import timed
 from bench.turns import serve
+from bench.workspaces.first_floor import FirstFloor
 from bench.workspaces.format_floor import FormatFloor, GuardedFloor, make_database
 
 ROW = 8192
@@ -127,6 +128,14 @@ class Floor:
             os.close(watches)
 
         return _taken(work)
+
+    def first_guarded(self, tree: str) -> dict[str, Any]:
+        """Take the first snapshot with all that is guaranteed; `tree` is the id that ours has."""
+        guarded = FirstFloor(self.directory, Path(self.database).with_name("guarded.db"))
+        found: list[str] = []
+        taken = _taken(lambda: found.append(guarded.run()))
+        assert found == [tree], "it is another tree"
+        return taken
 
     def _store(self, rows: dict[bytes, bytes]) -> None:
         with self.db as db:

@@ -26,6 +26,7 @@ SYNCS = {
     "agentfs": "synced",
     "floor": "FULL",
     "floor-whole": "FULL",
+    "floor-first": "FULL",
     "floor-format": "FULL",
     "floor-guarded": "FULL",
 }

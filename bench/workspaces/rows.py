@@ -34,6 +34,7 @@ PEERS = {
     "floor-whole": "watch, list, read, hash, pack, directories, all rows",
     "floor-format": "plain Python: events, file, objects of the format, one commit",
     "floor-guarded": "plain Python: the same, with the checks and locks of a save",
+    "floor-first": "plain Python: the same tree, with the guarantees of a snapshot",
 }
 FLOORS = {
     "first": "read, hash and pack all, one commit",
@@ -170,8 +171,9 @@ def _first_rows(size: _Size, many: bool) -> list[Row]:
     rows = [size.time("P1", "first", ours=side, target=1 / 4) for side in sides]
     rows += [size.size(side, "git", target=1 / 2) for side in sides]
     rows += [size.floor("P1", "first", ours=side) for side in sides]
-    wholes = [size.time("P1", "first", ours=side, peer="floor-whole") for side in sides]
-    rows += [replace(whole, floor=True) for whole in wholes]
+    for floor in ("floor-whole", "floor-first"):
+        found = [size.time("P1", "first", ours=side, peer=floor) for side in sides]
+        rows += [replace(row, floor=True) for row in found]
     rows += [size.time("P1", "first", peer=peer) for peer in ("git-synced", "restic", "borg")]
     rows.append(size.time("P1", "first with .git", against="first"))
     rows += [size.size("ours", peer) for peer in ("git-packed", "restic", "borg")]

@@ -66,6 +66,8 @@ class Stage:
         self.times: dict[str, dict[str, list[Taken]]] = {}
         self.stored: dict[str, int] = {}
         self.pragmas: list[str] = []
+        self.first_tree = ""
+        """The id of the first snapshot of ours."""
         self.accelerators: dict[str, list[str]] = {}
         self.absent: dict[str, str] = missing() | library_peers.missing()
         """Why a side has no figures, or a kind of work no figures of ours."""

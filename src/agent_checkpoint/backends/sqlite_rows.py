@@ -170,7 +170,7 @@ def stored_objects(db: sqlite3.Connection, ids: Iterable[str]) -> Iterator[tuple
 def absent_objects(db: sqlite3.Connection, ids: Iterable[str]) -> set[str]:
     """Return the ids that are not stored."""
     names = set(ids)
-    valid = list(filter(is_object_id, names))
+    valid = sorted(filter(is_object_id, names))  # each page of the index is read once
     digests = _digests(valid)
     absent = dict(zip(digests, valid))
     for (digest,) in _select(db, "id", digests):

@@ -224,9 +224,11 @@ class Writer:
                 new, requires = self._without_stored(roots, new, requires)
                 self._verified = new
             else:
-                new = set(self.backend.missing_objects(new))
-                refs = {ref for name in new for ref in self._pending[name].refs}
-                requires = refs.union(roots) - new
+                missing = set(self.backend.missing_objects(new))
+                if missing != new:
+                    new = missing
+                    refs = {ref for name in new for ref in self._pending[name].refs}
+                    requires = refs.union(roots) - new
         self._new = new
         compression = self.compression()  # last: it checks the codecs of objects that are shared
         stored: dict[str, bytes] = {}

@@ -358,7 +358,7 @@ class Scanner:
             device=stat.st_dev,
             rules=self._rules,
             own_inodes=own_inodes,
-            watch=None if self._source is None else self._source.add,
+            source=self._source,
             links=links,
             lost=lost,
         )

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Optional
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Optional
 
 from agent_checkpoint.backends.os_support.mounts import pseudo_devices
 from agent_checkpoint.store.objects.writer import Writer
@@ -44,6 +44,10 @@ from agent_checkpoint.workspace.tree.dir_state import (
 )
 from agent_checkpoint.workspace.tree.tree_format import FILE, ContentHash, Get, Item
 
+if TYPE_CHECKING:
+    from agent_checkpoint.workspace.changes.inotify import Watcher
+    from agent_checkpoint.workspace.changes.overlay_upper import OverlayUpper
+
 _SPECIALS = {
     stat.S_IFIFO: "a fifo",
     stat.S_IFSOCK: "a socket",
@@ -54,6 +58,10 @@ _OLD_RULES = Note(UNREADABLE, "it was removed after its rules were applied")
 _STORE = Note(STORE, "a store of agent-checkpoint that is in use", stat.S_IFDIR)
 _TRIES = 3
 _TYPE = 0o170000
+
+
+class _StoreFound(Exception):
+    """A directory is a store in use."""
 
 
 class TreeWalk:
@@ -69,7 +77,7 @@ class TreeWalk:
         device: int,
         rules: Rules,
         own_inodes: Collection[tuple[int, int]],
-        watch: Callable[[int, bytes], None] | None,
+        source: Watcher | OverlayUpper | None,
         links: HardLinks | None = None,
         lost: dict[bytes, set[bytes]] | None = None,
     ) -> None:
@@ -78,7 +86,7 @@ class TreeWalk:
         self._get = get
         self._reader = reader
         self._rules = rules
-        self._watch = watch
+        self._source = source
         self._device = device
         self._by_signature = True
         self._is_copy = False
@@ -142,7 +150,7 @@ class TreeWalk:
                 builder, rules = stack.pop()
                 try:
                     names, rules = self._list(builder, opener.open(builder.path), rules)
-                except OSError as error:
+                except (OSError, _StoreFound) as error:
                     if builder.parent is None:
                         raise
                     builder.parent.results[builder.path.rpartition(b"/")[2]] = _not_listed(error)
@@ -154,16 +162,24 @@ class TreeWalk:
                     stack.append((child, rules))
 
     def _list(self, builder: DirBuilder, fd: int, rules: Rules) -> tuple[list[bytes], Rules]:
-        """Stat every entry of a directory; return its subdirectories and its rules."""
-        if self._watch is not None:
-            self._watch(fd, builder.path)  # before listing, so that no change is missed
+        """Stat every entry of a directory; return its subdirectories and its rules.
+
+        Raises:
+            OSError: it cannot be listed.
+            _StoreFound: it is a store in use.
+        """
+        if self._source is not None:
+            self._source.add(fd, builder.path)  # before listing, so that no change is missed
         with os.scandir(fd) as entries:
-            rows = sorted((os.fsencode(entry.name), entry) for entry in entries)
+            rows = sorted([(os.fsencode(entry.name), entry) for entry in entries])
+        # Only a directory with such a name can be a store. The root is checked before every walk.
+        if builder.path and not STORE_NAMES.isdisjoint([name for name, _ in rows]):
+            self._refuse_store(builder.path, fd)
         builder.rule_texts = texts = rule_texts(builder.path, fd, rules)
         rules = rules.within(builder.path, texts) if texts else rules
         _note_invalid_rules(builder, rules)
         subdirs: list[bytes] = []
-        device = self._device
+        device, has_rules = self._device, bool(rules)
         for name, entry in rows:
             try:
                 status = entry.stat(follow_symlinks=False)
@@ -175,12 +191,12 @@ class TreeWalk:
                 kind == stat.S_IFREG
                 and status.st_nlink == 1
                 and status.st_dev == device
-                and not rules
+                and not has_rules
                 and name != STAGING
             ):
                 builder.names.append(name)
                 builder.signatures.append(stat_signature(status))
-            elif self._admit(builder, name, status, rules, fd) and kind == stat.S_IFDIR:
+            elif self._admit(builder, name, status, rules) and kind == stat.S_IFDIR:
                 subdirs.append(name)
         old = builder.old
         if (
@@ -194,8 +210,14 @@ class TreeWalk:
             self._read_changed(builder, fd)
         return subdirs, rules
 
+    def _refuse_store(self, path: bytes, fd: int) -> None:
+        if is_store(fd, b"."):
+            if self._source is not None:
+                self._source.forget(path)  # others write to it
+            raise _StoreFound
+
     def _admit(
-        self, builder: DirBuilder, name: bytes, status: os.stat_result, rules: Rules, directory: int
+        self, builder: DirBuilder, name: bytes, status: os.stat_result, rules: Rules
     ) -> bool:
         """Add an entry to the builder if it is captured; otherwise add a note.
 
@@ -219,8 +241,6 @@ class TreeWalk:
             builder.notes[name] = Note(IGNORED, "it belongs to agent-checkpoint")
         elif status.st_dev != self._device and self._is_pseudo(status.st_dev):
             builder.notes[name] = Note(SPECIAL, "a part of the kernel that is mounted there")
-        elif is_dir and is_store(directory, name):
-            builder.notes[name] = _STORE
         else:
             builder.names.append(name)
             builder.signatures.append(stat_signature(status))
@@ -277,7 +297,9 @@ class TreeWalk:
                     builder.subdirs.pop(name, None)
                     continue
                 probe = DirBuilder(builder.path, None, None)
-                is_captured = self._admit(probe, name, status, rules, fd)
+                is_captured = self._admit(probe, name, status, rules)
+                if is_captured and stat.S_ISDIR(status.st_mode) and is_store(fd, name):
+                    is_captured, probe.notes[name] = False, _STORE
                 builder.notes.update(probe.notes)
                 if not is_captured:
                     builder.subdirs.pop(name, None)
@@ -400,8 +422,10 @@ def _is_text_of(text: bytes, item: Item) -> bool:
     return content.id() == item.id
 
 
-def _not_listed(error: OSError) -> ReadResult:
-    """Return the result for a directory that cannot be listed."""
+def _not_listed(error: OSError | _StoreFound) -> ReadResult:
+    """Return the result for a directory that is not listed."""
+    if isinstance(error, _StoreFound):
+        return ReadResult(None, note=_STORE)
     if isinstance(error, PermissionError):
         return ReadResult(None, note=Note(UNREADABLE, str(error.strerror)))
     return ReadResult(None, is_changing=True)

@@ -83,6 +83,21 @@ def test_the_store_of_another_is_no_workspace(tmp_path: Path, backend: str) -> N
             ws.snapshot()
 
 
+def test_the_store_of_another_is_not_watched(place: Path, tmp_path: Path) -> None:
+    own = CheckpointManager(backend="sqlite", path=tmp_path / "own")
+    with own, CheckpointManager(backend="sqlite", path=place / "store") as other:
+        other.save("first", {"n": 1})
+        with Workspace(place, own.store) as ws:
+            ws.snapshot()
+            source = ws._scanner._source
+            assert source is not None
+            other.save("second", {"n": 2})
+            (place / "a").write_text("two")
+            changed = source.drain()
+            assert changed is not None
+            assert changed.names == {b"": {b"a"}}
+
+
 def test_another_database_of_that_name_is_a_file(place: Path, tmp_path: Path) -> None:
     (place / "x").mkdir()
     (place / "x" / "store.db").write_bytes(b"SQLite format 3\0" + bytes(100))

@@ -8,6 +8,7 @@ continues.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -101,7 +102,7 @@ class FileReader:
     def settle(self) -> None:
         """Wait for all results. Raises the same errors as `read`."""
         if self._pool is not None:
-            self._pool.settle()
+            self._pool.settle(partial(self._entries.read_below, self._root))
         if self._background is not None:
             self._hand_over_all()  # now, so that they are stored while directories are assembled
 

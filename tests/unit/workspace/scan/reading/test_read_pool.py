@@ -16,9 +16,12 @@ from agent_checkpoint.backends.memory import MemoryBackend
 from agent_checkpoint.backends.os_support import own_program
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.scan.reading import file_reader, read_pool
-from agent_checkpoint.workspace.scan.reading.entry_reader import ReadRequest, ReadResult
-from agent_checkpoint.workspace.scan.reading.read_messages import (
+from agent_checkpoint.workspace.scan.reading.entry_reader import (
     DirectoryRequest,
+    ReadRequest,
+    ReadResult,
+)
+from agent_checkpoint.workspace.scan.reading.read_messages import (
     decode_answer,
     decode_request,
     encode_answer,
@@ -100,6 +103,29 @@ def test_tree_and_objects_are_those_of_one_process(
     assert same == objects
 
 
+@pytest.mark.parametrize("waiting", [0, 1, 1000])
+def test_the_scan_reads_what_no_process_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiting: int, request: pytest.FixtureRequest
+) -> None:
+    fill(tmp_path, 4)
+    alone, objects = snapshot(tmp_path)
+    request.getfixturevalue("parallel")
+    here: list[int] = []
+    settle = read_pool.ReadPool.settle
+
+    def count(self: read_pool.ReadPool, read: read_pool.ReadHere) -> None:
+        here.append(sum(each.files for each in self._waiting))
+        settle(self, read)
+
+    monkeypatch.setattr(read_pool.ReadPool, "settle", count)
+    monkeypatch.setattr(read_pool.ReadPool, "_idle_worker", lambda self: None)
+    monkeypatch.setattr(read_pool, "_BATCH_FILES", 8)
+    monkeypatch.setattr(read_pool, "_WAITING_BATCHES", waiting)
+    together, same = snapshot(tmp_path)
+    assert (together.root, together.notes, same) == (alone.root, alone.notes, objects)
+    assert bool(here[0]) == bool(waiting)
+
+
 @pytest.mark.slow
 def test_a_killed_reader_fails_the_snapshot(
     tmp_path: Path, parallel: "list[read_pool.ReadPool]", monkeypatch: pytest.MonkeyPatch
@@ -154,10 +180,10 @@ def test_a_directory_that_is_moved_meanwhile_is_scanned_again(
         (tmp_path / "before" / f"{number}").write_text(f"{number}")
     settle = read_pool.ReadPool.settle
 
-    def move(self: read_pool.ReadPool) -> None:
+    def move(self: read_pool.ReadPool, read: read_pool.ReadHere) -> None:
         if (tmp_path / "before").exists():  # listed, and not read yet
             (tmp_path / "before").rename(tmp_path / "after")
-        settle(self)
+        settle(self, read)
 
     monkeypatch.setattr(read_pool.ReadPool, "settle", move)
     with Workspace(tmp_path, CheckpointManager().store, watch=False) as workspace:
