@@ -240,6 +240,34 @@ def test_epochs_that_are_recorded_in_another_order(ledger: Ledger) -> None:
     assert again(ledger).state.epochs["work"].number == 2
 
 
+def test_an_epoch_is_recorded_at_the_first_attempt(ledger: Ledger, monkeypatch: Any) -> None:
+    start(ledger)
+    other = again(ledger)
+    for number in (1, 2):
+        other.append("epoch", session="other", epoch=number)
+    attempts = []
+    append = ledger.stream.append
+    monkeypatch.setattr(
+        ledger.stream, "append", lambda *args, **rest: attempts.append(1) or append(*args, **rest)
+    )
+    assert ledger.append("epoch", session="work", epoch=1) == 4
+    assert len(attempts) == 1
+    assert ledger.seq == 4
+    assert {name: epoch.number for name, epoch in ledger.state.epochs.items()} == {
+        "other": 2,
+        "work": 1,
+    }
+
+
+def test_an_epoch_after_records_that_were_lost(ledger: Ledger) -> None:
+    for name in "abc":
+        start(ledger, name)
+    again(ledger).append("epoch", session="other", epoch=1)
+    ledger.store.backend.remove("fx/family", [2, 3, 4])
+    with pytest.raises(IntegrityError, match="'family' was truncated"):
+        ledger.append("epoch", session="work", epoch=1)
+
+
 def test_an_epoch_of_another_process_is_seen(ledger: Ledger) -> None:
     mine = Epoch("work", 1)
     again(ledger).append("epoch", session="work", epoch=2)
