@@ -84,7 +84,7 @@ class Ledger:
             fence: the writer's epoch; the append fails if a newer epoch exists.
             guard: called before each attempt; may raise. An attempt succeeds only if all existing
                 records were applied before the call. Without a fence and a guard, nothing depends
-                on them: they are applied afterwards.
+                on them: the second attempt is appended after any, and they are applied afterwards.
             record: the other members.
 
         Raises:
@@ -94,6 +94,7 @@ class Ledger:
             StorageError: the medium failed; nothing was acknowledged.
         """
         with self._lock:
+            is_ordered = True
             while True:
                 try:
                     if fence is not None:
@@ -110,18 +111,18 @@ class Ledger:
                     raise InvalidInputError(
                         f"Invalid ledger record of type {what!r}: {_shown(entry, wrong)}."
                     )
-                is_checked = fence is not None or guard is not None
                 try:
                     # Fails if another session of the lineage has appended records: then they are
                     # applied, and everything is checked again.
-                    after = self.seq if is_checked else None
+                    after = self.seq if is_ordered else None
                     seq, stored = self.stream.append(entry, parts or {}, after=after)
                 except ConflictError as error:
                     telemetry.count("conflict", operation="ledger")
                     if self._is_current():
                         raise self._truncated("Nothing was recorded.") from error
+                    is_ordered = fence is not None or guard is not None
                     continue
-                if is_checked:
+                if is_ordered:
                     self.state.apply(seq, stored)
                     self.seq = seq
                 else:
