@@ -1,8 +1,9 @@
 """A strategy to explore with, and the program of P15, in a module that takes no time to load.
 
-    python -m bench.strategy WORKSPACE STORE TRIALS RUNS
+    python -m bench.strategy WORKSPACE STORE TRIALS
 
-A trial loads the main program again, as a process of multiprocessing does: so it is a small one.
+Each line of the input asks for one run; the answer is a line. A trial loads the main program again,
+as a process of multiprocessing does: so it is a small one.
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ def tell_time(branch: object) -> dict[str, float]:
 
 
 def main() -> int:
-    """Explore one variant and many, in turn; print the nanoseconds until the last one is called."""
+    """Answer each line of the input with the times of one run: of one variant, and of many."""
     from concurrent.futures import ProcessPoolExecutor
 
     from agent_checkpoint import Session
 
-    workspace, store, trials, runs = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    one, beyond = [], []
+    workspace, store, trials = sys.argv[1], sys.argv[2], int(sys.argv[3])
     with (
         Session("bench", workspace=workspace, store=store) as session,
         ProcessPoolExecutor(trials) as pool,
@@ -33,10 +33,10 @@ def main() -> int:
         session.save()
         list(pool.map(time.sleep, [0.1] * trials))  # each has a job, so each is started
         _until_last(session, pool, 1)  # not counted: looks once which forks the system can make
-        for _ in range(runs):
-            one.append(_until_last(session, pool, 1))
-            beyond.append((_until_last(session, pool, trials) - one[-1]) / (trials - 1))
-    print(json.dumps({"one_ns": one, "beyond_ns": beyond}))
+        for _ in sys.stdin:
+            one = _until_last(session, pool, 1)
+            many = _until_last(session, pool, trials)
+            print(json.dumps({"one": one, "beyond": (many - one) / (trials - 1)}), flush=True)
     return 0
 
 

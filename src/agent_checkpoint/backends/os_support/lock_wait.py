@@ -20,6 +20,7 @@ LOCK_TIMEOUT = 60.0
 _RUNNING_FACTOR = 10  # times the timeout while all holders are running: gc may take long
 _MAX_UNSEEN = 5  # polls without a visible holder: the kernel does not list it
 _FIRST_PAUSE, _SHORTEST_PAUSE, _NEXT_PAUSE, _CALM_PAUSE = 0.01, 0.002, 0.0003, 0.05  # seconds
+_NEXT_FRACTION = 4
 _HALVED_AFTER, _CALM_AFTER = 0.02, 5.0
 _LOCKS = "/proc/locks"
 
@@ -74,7 +75,8 @@ def _pause(waited: float, *, is_first_waiter: bool) -> float:
     if waited > _CALM_AFTER:
         return _CALM_PAUSE
     if is_first_waiter:
-        return _NEXT_PAUSE
+        # In proportion: a holder that waits for a processor is not disturbed all the time.
+        return min(max(_NEXT_PAUSE, waited / _NEXT_FRACTION), _SHORTEST_PAUSE)
     return max(_SHORTEST_PAUSE, _FIRST_PAUSE / (1 + waited / _HALVED_AFTER))
 
 

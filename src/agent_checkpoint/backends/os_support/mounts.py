@@ -148,4 +148,4 @@ def pseudo_devices() -> frozenset[int]:
 
 
 def _unescaped(text: bytes) -> bytes:
-    return _ESCAPE.sub(lambda octal: bytes([int(octal[1], 8)]), text)
+    return _ESCAPE.sub(lambda octal: bytes([int(octal[1], 8)]), text) if b"\\" in text else text

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 _START = """
@@ -23,8 +24,12 @@ def own_program(module: str) -> list[str]:
 
     The program does not import modules from the current directory.
     """
-    package = Path(__file__).resolve().parents[2] / "__init__.py"
-    return [sys.executable, "-I", "-c", _START, str(package), module]
+    return [sys.executable, "-I", "-c", _START, _package(), module]
+
+
+@cache
+def _package() -> str:
+    return str(Path(__file__).resolve().parents[2] / "__init__.py")
 
 
 def start_on_further_cores(

@@ -30,7 +30,7 @@ from agent_checkpoint.session.branch.session_fork import ForkPoint
 from agent_checkpoint.session.branch.trial import Trial, TrialInspection
 from agent_checkpoint.session.explore.in_process import run_in_process
 from agent_checkpoint.session.explore.outcome import Outcome
-from agent_checkpoint.session.explore.payload import encode_payload
+from agent_checkpoint.session.explore.payload import encode_payloads
 from agent_checkpoint.session.explore.trial_process import files_key
 from agent_checkpoint.session.explore.trial_run import Strategy
 from agent_checkpoint.session.explore.trial_start import TrialServer
@@ -194,7 +194,7 @@ def _run_all(
     apart = stack.enter_context(
         _WorkerTrials(forking, strategy, timeout, is_local=_is_local(executor))
     )
-    payloads = [apart.payload(trial) for trial in trials]  # all, before a trial has side effects
+    payloads = encode_payloads(map(apart.content, trials))  # all, before a trial has side effects
     # The first runs while the forks of the others are prepared.
     jobs = (apart.job(trial, payload) for trial, payload in zip(trials, payloads))
     return _completed(_submitted(executor, run_in_worker, jobs, trials), apart.end)
@@ -226,7 +226,7 @@ def _submit(executor: Executor, run: Callable[[Any], _T], job: Any) -> Future[_T
 
 def _completed(
     futures: dict[Future[dict[str, Any]], Trial],
-    after: Callable[[Trial], object] = lambda trial: None,
+    after: Callable[[Trial, dict[str, Any]], object] = lambda trial, result: None,
 ) -> Iterator[tuple[Trial, dict[str, Any]]]:
     try:
         while futures:
@@ -242,7 +242,7 @@ def _completed(
                     result = {"error": f"The worker failed: {describe_error(error)}{_hint(error)}"}
                 # Without references, dask does not compute a result again if its worker dies later.
                 del future
-                after(trial)
+                after(trial, result)
                 yield trial, result
     finally:
         for future in futures:
@@ -321,19 +321,17 @@ class _WorkerTrials:
             if self._stage is not None:
                 self._stage.close()
 
-    def payload(self, trial: Trial) -> bytes:
-        """Return the pickled strategy, variant, agent and parts. Raises InvalidInputError."""
+    def content(self, trial: Trial) -> dict[str, Any]:
+        """Return the strategy, variant, agent and parts, by the names of error messages."""
         forking, state = self._forking, self._forking.state
         redactor = state.manager.policy.redactor
-        return encode_payload(
-            {
-                "the strategy": self._strategy,
-                "a variant": trial.variant,
-                "the agent": forking.new_agent or state.root.agent,
-                "the parts": forking.parts,
-                "the redact= option": None if redactor is None else redactor.option,
-            }
-        )
+        return {
+            "the strategy": self._strategy,
+            "a variant": trial.variant,
+            "the agent": forking.new_agent or state.root.agent,
+            "the parts": forking.parts,
+            "the redact= option": None if redactor is None else redactor.option,
+        }
 
     def job(self, trial: Trial, payload: bytes) -> Job:
         """Return the job of a trial for a worker. Raises WorkspaceError."""
@@ -367,15 +365,18 @@ class _WorkerTrials:
         if self._server is not None:
             self._server.close()
 
-    def end(self, trial: Trial) -> None:
+    def end(self, trial: Trial, result: dict[str, Any]) -> None:
         """Remove the fork of a trial. Raises WorkspaceError, StorageError."""
-        self._end(trial.key)
+        # Other executors may run a job twice, so that the other attempt is still in the namespace.
+        self._end(trial.key, is_view_ended=self._is_local and result.get("is_view_ended") is True)
 
-    def _end(self, key: str) -> None:
+    def _end(self, key: str, *, is_view_ended: bool = False) -> None:
         self._running.discard(key)
         places = self._places.pop(key, None)
         if places is not None:
-            end_fork(places)
+            end_fork(places, is_view_ended=is_view_ended)
+        if is_view_ended:  # it had no files from the store
+            return
         manager = self._forking.state.manager
         if self._forking.tree is not None and manager.store.newest(files_key(key)):
             manager.delete(files_key(key))  # of a process that was killed

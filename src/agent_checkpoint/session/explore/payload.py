@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import InvalidInputError
 
 
-def encode_payload(content: Mapping[str, Any]) -> bytes:
-    """Return bytes for `decode_payload` in another process.
+def encode_payloads(contents: Iterable[Mapping[str, Any]]) -> list[bytes]:
+    """Return bytes for `decode_payload` in another process, for each content.
 
     Args:
-        content: the values, by the names that error messages use.
+        contents: the values of each, by the names that error messages use.
 
     Raises:
         InvalidInputError: a value cannot be pickled.
@@ -34,14 +34,17 @@ def encode_payload(content: Mapping[str, Any]) -> bytes:
         hint = ", or install cloudpickle"
     else:
         dumps, main, hint = cloudpickle.dumps, {}, ""
-    try:
-        return pickle.dumps((_import_path(), main, dumps(dict(content))))
-    except Exception as error:
-        raise InvalidInputError(
-            f"{_culprit(content, dumps)} cannot be pickled for another process ({error}). Define "
-            "functions and classes at the top level of a module, pass agent= as a function that "
-            f"returns the agent{hint}."
-        ) from error
+    path, payloads = _import_path(), []
+    for content in contents:
+        try:
+            payloads.append(pickle.dumps((path, main, dumps(dict(content)))))
+        except Exception as error:
+            raise InvalidInputError(
+                f"{_culprit(content, dumps)} cannot be pickled for another process ({error}). "
+                "Define functions and classes at the top level of a module, pass agent= as a "
+                f"function that returns the agent{hint}."
+            ) from error
+    return payloads
 
 
 def _culprit(content: Mapping[str, Any], dumps: Callable[[Any], bytes]) -> str:

@@ -20,15 +20,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from agent_checkpoint.backends.os_support.posix import open_private
+from agent_checkpoint.backends.os_support.posix import open_private, url_quoted
+from agent_checkpoint.core.stateful import is_version
 from agent_checkpoint.errors import CheckpointError
+from agent_checkpoint.records import parse_checkpoint_id
 from agent_checkpoint.session.tools.call_arguments import describe_error
+from agent_checkpoint.store.objects.compression import find_zstd
 from agent_checkpoint.workspace.fork.isolated import ForkNamespace
 from agent_checkpoint.workspace.fork.supervised_command import end_with
 
 JOB, PAYLOAD, OUTPUT, RESULT = "job", "payload", "output", "result"
 _USED = (
     "logging",
+    "encodings.ascii",
     "multiprocessing.spawn",
     "orjson",
     "platform",
@@ -40,6 +44,7 @@ _USED = (
     "agent_checkpoint.core.external_snapshot",
     "agent_checkpoint.core.live_objects",
     "agent_checkpoint.core.loading",
+    "agent_checkpoint.core.state_codec",
     "agent_checkpoint.core.state_diff",
     "agent_checkpoint.manager.expected_head",
     "agent_checkpoint.manager.manager",
@@ -69,6 +74,10 @@ def preload() -> None:
     for name in _USED:
         with suppress(ImportError):  # orjson
             import_module(name)
+    # What is found out once a process: patterns that are compiled, and a module that is looked for.
+    for used in (parse_checkpoint_id, url_quoted, is_version):
+        used("key_1-1")
+    find_zstd()
 
 
 def main() -> NoReturn:

@@ -207,15 +207,18 @@ def _receive(connection: socket.socket) -> dict[str, Any] | None:
 
 def _inherited() -> str:
     """Return a digest of what child processes inherit: variables, limits, rights, namespaces."""
-    status = Path("/proc/self/status").read_text().splitlines()
+    status, *files = map(_own_file, ("status", "limits", "cgroup", "oom_score_adj"))
     found = [
         own_program(""),
         sorted(map(repr, os.environb.items())),
-        [line for line in status if line.startswith(_INHERITED)],
-        Path("/proc/self/limits").read_text(),
-        Path("/proc/self/cgroup").read_text(),
-        Path("/proc/self/oom_score_adj").read_text(),
+        [line for line in status.splitlines() if line.startswith(_INHERITED)],
+        files,
         os.getpriority(os.PRIO_PROCESS, 0),
         [os.readlink(f"/proc/self/{name}") for name in _LINKS],  # noqa: PTH115 - not paths
     ]
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+
+def _own_file(name: str) -> str:
+    with open(f"/proc/self/{name}") as file:  # noqa: PTH123 - for speed
+        return file.read()

@@ -116,7 +116,7 @@ def _run(job: Job, spec: dict[str, Any], private: Path, view: str | None) -> dic
         status = process.end()
         if view is not None:
             end_view(view)
-    return _result(private, status, end)
+    return {**_result(private, status, end), "is_view_ended": view is not None}
 
 
 def _wait(process: TrialProcess | ForkedTrial, job: Job) -> str | None:

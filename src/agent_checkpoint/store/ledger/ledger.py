@@ -46,15 +46,18 @@ class Ledger:
     def refresh(self) -> None:
         """Read and apply new records. Raises IntegrityError, FormatError, StorageError."""
         with self._lock:
-            records = self.stream.read(self.seq)
-            if any(effective_seq(seq, record) <= self.seq for seq, record in records):
-                self._reload()
-                return
-            for seq, record in in_order(records):
-                self.state.apply(seq, record)
-                if effective_seq(seq, record) == seq:  # else earlier numbers are still to come
-                    self.seq = seq
-            self.seq = max([self.seq, *(seq for seq, _ in records)])
+            self._apply(self.stream.read(self.seq))
+
+    def _apply(self, records: list[tuple[int, dict[str, Any]]]) -> None:
+        """Apply records with numbers above that of the newest applied one."""
+        if any(effective_seq(seq, record) <= self.seq for seq, record in records):
+            self._reload()
+            return
+        for seq, record in in_order(records):
+            self.state.apply(seq, record)
+            if effective_seq(seq, record) == seq:  # else earlier numbers are still to come
+                self.seq = seq
+        self.seq = max([self.seq, *(seq for seq, _ in records)])
 
     def _reload(self) -> None:
         """Read all records again, because a purge has replaced records that were applied."""
@@ -80,7 +83,8 @@ class Ledger:
             parts: encoded values of any size.
             fence: the writer's epoch; the append fails if a newer epoch exists.
             guard: called before each attempt; may raise. An attempt succeeds only if all existing
-                records were applied before the call.
+                records were applied before the call. Without a fence and a guard, nothing depends
+                on them: the second attempt is appended after any, and they are applied afterwards.
             record: the other members.
 
         Raises:
@@ -90,6 +94,7 @@ class Ledger:
             StorageError: the medium failed; nothing was acknowledged.
         """
         with self._lock:
+            is_ordered = True
             while True:
                 try:
                     if fence is not None:
@@ -109,19 +114,33 @@ class Ledger:
                 try:
                     # Fails if another session of the lineage has appended records: then they are
                     # applied, and everything is checked again.
-                    seq, stored = self.stream.append(entry, parts or {}, after=self.seq)
+                    after = self.seq if is_ordered else None
+                    seq, stored = self.stream.append(entry, parts or {}, after=after)
                 except ConflictError as error:
                     telemetry.count("conflict", operation="ledger")
                     if self._is_current():
-                        raise IntegrityError(
-                            f"The ledger {short_repr(self.lineage)} was truncated after it was "
-                            "read, so records of earlier effects may be missing. Nothing was "
-                            "recorded. Open the session again."
-                        ) from error
+                        raise self._truncated("Nothing was recorded.") from error
+                    is_ordered = fence is not None or guard is not None
                     continue
-                self.state.apply(seq, stored)
-                self.seq = seq
+                if is_ordered:
+                    self.state.apply(seq, stored)
+                    self.seq = seq
+                else:
+                    self._apply_up_to(seq)
                 return seq
+
+    def _apply_up_to(self, own: int) -> None:
+        """Apply the new records, the own one among them. Raises IntegrityError."""
+        records = self.stream.read(max(self.seq - 1, 0))
+        if self.seq and not any(seq >= self.seq and seq != own for seq, _ in records):
+            raise self._truncated("The new record follows what is left.")
+        self._apply([(seq, record) for seq, record in records if seq > self.seq])
+
+    def _truncated(self, what_happened: str) -> IntegrityError:
+        return IntegrityError(
+            f"The ledger {short_repr(self.lineage)} was truncated after it was read, so records of "
+            f"earlier effects may be missing. {what_happened} Open the session again."
+        )
 
     def _is_current(self) -> bool:
         """Apply new records; return whether there were none."""

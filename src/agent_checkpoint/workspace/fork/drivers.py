@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 import time
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
 from agent_checkpoint.backends.os_support.lock_wait import LOCK_TIMEOUT, acquire_lock
@@ -166,22 +167,28 @@ def begin_fork(records: Path, beside: Path, target: Path | None = None) -> ForkP
     return fork
 
 
-def end_fork(fork: ForkPaths) -> None:
+def end_fork(fork: ForkPaths, *, is_view_ended: bool = False) -> None:
     """Remove a fork: processes in its namespace, mount, private directory, target and record.
 
     A target that existed before the fork, or is not empty, is kept.
+
+    Args:
+        fork: its paths.
+        is_view_ended: no process is in its namespace, so that none is looked for. A mount namespace
+            that has lost its last process is gone.
 
     Raises:
         WorkspaceError: a part cannot be removed, or this process is in the fork. The record is
             kept.
     """
-    if is_in_view(fork.view_name):
+    if not is_view_ended and is_in_view(fork.view_name):
         raise WorkspaceError(
             f"This process runs in the fork {str(fork.private)!r}. Close the fork in another "
             "process."
         )
     with wrap_errors(f"remove the fork {str(fork.private)!r}"):
-        end_view(fork.view_name)
+        if not is_view_ended:
+            end_view(fork.view_name)
         if fork.target is not None:
             unmount(fork.target, name=fork.mount_name)
         remove_tree(fork.private)
@@ -312,21 +319,28 @@ def _age(path: Path) -> float:
 
 def this_process() -> dict[str, str]:
     """Return an identity of this process that is unique across machines and reboots."""
+    host, boot = _this_machine(os.getpid())
     pid = str(os.getpid())
+    return {"host": host, "boot": boot, "pid": pid, "started": _started(pid)}
+
+
+@lru_cache(maxsize=1)
+def _this_machine(pid: int) -> tuple[str, str]:
+    """Return the host, and the boot with the namespace of process ids. Workers ask often."""
     boot = _text("/proc/sys/kernel/random/boot_id")
     with suppress(OSError):
         boot += " " + os.readlink("/proc/self/ns/pid")  # process ids are per container
-    return {"host": socket.gethostname(), "boot": boot, "pid": pid, "started": _started(pid)}
+    return socket.gethostname(), boot
 
 
 def is_gone(owner: dict[str, str]) -> bool:
     """Return whether a process has ended; False if unknown, as for a process on another machine."""
-    mine = this_process()
-    if owner["host"] != mine["host"]:
+    host, boot = _this_machine(os.getpid())
+    if owner["host"] != host:
         return False
-    if owner["boot"].split()[:1] != mine["boot"].split()[:1]:
+    if owner["boot"].split()[:1] != boot.split()[:1]:
         return True
-    if owner["boot"] != mine["boot"]:
+    if owner["boot"] != boot:
         return False
     try:
         os.kill(int(owner["pid"]), 0)
@@ -346,6 +360,7 @@ def _started(pid: str) -> str:
 
 def _text(path: str) -> str:
     try:
-        return Path(path).read_text().strip()
+        with open(path) as file:
+            return file.read().strip()
     except OSError:
         return ""

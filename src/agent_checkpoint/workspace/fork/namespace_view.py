@@ -30,7 +30,6 @@ from agent_checkpoint.errors import UnsafeWorkspaceError, WorkspaceError
 from agent_checkpoint.workspace.fork.overlay_mount import (
     NAME,
     call,
-    is_called,
     mount_overlay,
     mounts,
     wrap_errors,
@@ -124,7 +123,13 @@ def view_command(
 
 def is_in_view(name: str, process: str = "self") -> bool:
     """Return whether a process is in the view `name`."""
-    return any(is_called(mount, name) for mount in mounts(process))
+    # The kernel escapes spaces in names, so this is nothing but a whole name.
+    entry = b" - overlay %b " % os.fsencode(name)
+    try:
+        with open(f"/proc/{process}/mountinfo", "rb") as table:
+            return entry in table.read()
+    except OSError:
+        return False
 
 
 def is_in_any_view() -> bool:
@@ -208,23 +213,18 @@ def _drop_capabilities() -> None:
 def _processes_in(name: str) -> list[str]:
     if not sys.platform.startswith("linux"):
         return []
-    found = []
     here = os.readlink("/proc/self/ns/mnt")
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        # Most processes share our mount namespace, and this check is fast.
-        with suppress(PermissionError):
-            if _mount_namespace(pid) == here:
-                continue
-        if is_in_view(name, pid):
-            found.append(pid)
-    return found
+    # Most processes share our mount namespace, and this check is fast.
+    pids = filter(str.isdigit, os.listdir("/proc"))
+    return [pid for pid in pids if not _is_in(here, pid) and is_in_view(name, pid)]
 
 
-def _mount_namespace(pid: str) -> str:
+def _is_in(namespace: str, pid: str) -> bool:
+    """Return whether a process is known to be in a mount namespace."""
     try:
-        return os.readlink(f"/proc/{pid}/ns/mnt")
-    except (FileNotFoundError, ProcessLookupError):  # the process has ended
-        return ""
+        return os.readlink(f"/proc/{pid}/ns/mnt") == namespace
+    except OSError:  # it has ended, or belongs to another user
+        return False
 
 
 def _kill(name: str, pid: str) -> None:

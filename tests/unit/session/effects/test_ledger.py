@@ -240,6 +240,36 @@ def test_epochs_that_are_recorded_in_another_order(ledger: Ledger) -> None:
     assert again(ledger).state.epochs["work"].number == 2
 
 
+def test_an_epoch_among_those_of_many_others(ledger: Ledger, monkeypatch: Any) -> None:
+    start(ledger)
+    other, append, others = again(ledger), ledger.stream.append, iter((1, 2))
+
+    def append_later(*args: Any, **options: Any) -> Any:
+        other.append("epoch", session="other", epoch=next(others))  # just before each attempt
+        return append(*args, **options)
+
+    monkeypatch.setattr(ledger.stream, "append", append_later)
+    assert ledger.append("epoch", session="work", epoch=1) == 4
+    assert ledger.seq == 4
+    found = {name: epoch.number for name, epoch in ledger.state.epochs.items()}
+    assert found == {"other": 2, "work": 1}
+
+
+def test_an_epoch_after_records_that_were_lost(ledger: Ledger, monkeypatch: Any) -> None:
+    start(ledger)
+    again(ledger).append("epoch", session="other", epoch=1)
+    append = ledger.stream.append
+
+    def append_later(*args: Any, **options: Any) -> Any:
+        if options["after"] is None:
+            ledger.store.backend.remove("fx/family", [1, 2])
+        return append(*args, **options)
+
+    monkeypatch.setattr(ledger.stream, "append", append_later)
+    with pytest.raises(IntegrityError, match="'family' was truncated"):
+        ledger.append("epoch", session="work", epoch=1)
+
+
 def test_an_epoch_of_another_process_is_seen(ledger: Ledger) -> None:
     mine = Epoch("work", 1)
     again(ledger).append("epoch", session="work", epoch=2)

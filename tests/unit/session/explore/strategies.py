@@ -226,3 +226,8 @@ def modules(branch, path):
     found = [name for name in sys.modules if name.startswith("agent_checkpoint")]
     Path(path).write_text(" ".join(found))
     return 1.0
+
+
+def kill_worker(job):
+    """In place of what a worker runs."""
+    os.kill(os.getpid(), signal.SIGKILL)

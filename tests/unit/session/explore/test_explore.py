@@ -24,7 +24,7 @@ from agent_checkpoint import (
 )
 from agent_checkpoint.session.explore import explore as explore_module
 from agent_checkpoint.session.explore import worker
-from agent_checkpoint.workspace.fork import isolated
+from agent_checkpoint.workspace.fork import drivers, isolated
 from tests.unit.session.explore import strategies
 from tests.unit.session.explore.strategies import Spender
 from tests.unit.session.places import files_of
@@ -447,6 +447,24 @@ def test_who_explores_is_gone(session, monkeypatch):
     (trial,) = explore(session, strategies.leave, [{"how": "hang"}], executor=_Inline())
     assert "The process that called explore() has exited" in trial.error
     assert not _sleepers(session)
+
+
+@pytest.mark.parametrize("how", ["local", "elsewhere", "killed"])
+def test_the_namespace_of_a_trial_is_searched_again_unless_its_worker_did(
+    session, monkeypatch, how
+):
+    if not isolated.can_view(isolated.private_forks_dir()):
+        pytest.skip("no mount namespaces here")
+    searched = []
+    monkeypatch.setattr(drivers, "end_view", searched.append)
+    monkeypatch.setattr(explore_module, "_is_local", lambda executor: how != "elsewhere")
+    if how == "killed":
+        monkeypatch.setattr(explore_module, "run_in_worker", strategies.kill_worker)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        (trial,) = explore(session, strategies.edit, [{"n": 1}], executor=pool)
+    assert trial.ok == (how != "killed")
+    of_the_exploration = 1
+    assert len(searched) == of_the_exploration + (how != "local")
 
 
 class _Inline(Executor):

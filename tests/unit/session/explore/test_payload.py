@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from agent_checkpoint import InvalidInputError
-from agent_checkpoint.session.explore.payload import encode_payload
+from agent_checkpoint.session.explore.payload import encode_payloads
 
 UNPACK = """
 import sys
@@ -25,7 +25,7 @@ def test_a_module_of_the_current_directory_is_found_in_another(tmp_path, monkeyp
 
     done = subprocess.run(
         [sys.executable, "-c", UNPACK],
-        input=encode_payload({"it": here_only.answer}),
+        input=encode_payloads([{"it": here_only.answer}])[0],
         cwd=tmp_path / "elsewhere",
         capture_output=True,
         timeout=60,
@@ -38,4 +38,4 @@ def test_a_module_of_the_current_directory_is_found_in_another(tmp_path, monkeyp
 def test_what_cannot_be_sent_is_named(name):
     content = {"the strategy": len, "the agent": None, name: threading.Lock()}
     with pytest.raises(InvalidInputError, match=f"^T{name[1:]} cannot be pickled"):
-        encode_payload(content)
+        encode_payloads([content])

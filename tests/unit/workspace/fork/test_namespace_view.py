@@ -263,6 +263,8 @@ def test_a_view_ends_with_its_processes_however_they_end(place):
         seen = [mount.place for mount in mounts(str(process.pid))]
         assert os.fsencode(place.workspace) in seen
         assert is_in_view(VIEW, str(process.pid))
+        assert not is_in_view(VIEW[:-1], str(process.pid))
+        assert not is_in_view(VIEW[1:], str(process.pid))
         assert not is_in_view(VIEW)
     finally:
         process.kill()
