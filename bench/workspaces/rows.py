@@ -38,7 +38,7 @@ FLOORS = {
     "first": "read, hash and pack all, one commit",
     "watching": "read and hash one file, one commit",
     "changed": "bare Python, lstat of all, one commit",
-    "served": "ask, hash the index and one file, one commit",
+    "served": "ask, hash blocks of the index and one file, one commit",
 }
 FORMAT_FLOOR = "plain Python: events, file, objects of the format, one commit"
 SIDES = {"ours": "ours, fast", "ours-plain": "ours, plain", "ours with .git": "ours, .git too"}

@@ -10,6 +10,7 @@ The extra `fast` installs isal, which reads and writes the same zlib streams fas
 
 from __future__ import annotations
 
+import sys
 import zlib
 from functools import cache
 from importlib import import_module
@@ -32,8 +33,11 @@ _SMALLEST = 128
 """Shorter data is stored uncompressed: compressing it saves too little."""
 _MOST_COMPRESSORS = 4
 _SAMPLE = 8192
-_SMALL = 4096
-"""Shorter data does not import isal, which takes longer than compressing it."""
+_ISAL_FROM = 128 << 10
+"""A process that has compressed or decompressed this many bytes imports isal.
+
+For fewer, the import takes longer than what it saves.
+"""
 _WINDOW_LOG_MAX = 24
 """Limit of the zstd window (16 MiB): a crafted frame may require a huge window."""
 
@@ -44,10 +48,11 @@ def find_zstd() -> str | None:
 
     Does not load it, which takes longer than a small save: few stores are compressed with zstd.
     """
-    for package, needed in (("compression", "_zstd"), ("backports", "backports.zstd")):
-        with block_forks():
-            if find_spec(package) is not None and find_spec(needed) is not None:
-                return f"{package}.zstd"
+    with block_forks():
+        if sys.version_info >= (3, 14) and find_spec("_zstd") is not None:
+            return "compression.zstd"
+        if find_spec("backports") is not None and find_spec("backports.zstd") is not None:
+            return "backports.zstd"
     return None
 
 
@@ -134,12 +139,15 @@ def _pack_zstd(data: bytes) -> bytes:
 
 _zlib: Any = None
 """isal, or the module zlib if it is not installed; None until it is wanted."""
+_seen = 0
+"""Bytes that were compressed or decompressed until then."""
 
 
 def _zlib_for(data: bytes) -> Any:
-    global _zlib
+    global _zlib, _seen
     if _zlib is None:
-        if len(data) < _SMALL:
+        _seen += len(data)
+        if _seen < _ISAL_FROM:
             return zlib
         with block_forks():
             try:

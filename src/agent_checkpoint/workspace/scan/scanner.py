@@ -153,7 +153,12 @@ class Scanner:
         if known is not None and position is not None:
             self._last_full_scan, self._links = position.full_scan, position.links
             self._lost = {}
-            for path, note in known.all_notes():
+            try:
+                notes = list(known.all_notes())
+            except IntegrityError:
+                self._cache.drop(writer)
+                return
+            for path, note in notes:
                 if note.is_loss:
                     parent, _, name = path.rpartition(b"/")
                     self._lost.setdefault(parent, set()).add(name)
@@ -176,10 +181,9 @@ class Scanner:
                     self._cache.dir_state, state = state, None
                 if state is None:
                     state = self._scan_all(root, writer, reader)
-            except IntegrityError:  # the cache refers to a missing object: scan without it
+            except IntegrityError:  # a damaged index, or one that refers to a missing object
                 self.close()
-                self._cache.dir_state = None
-                writer.asks_all = True
+                self._cache.drop(writer)
                 state = self._scan_all(root, writer, reader)
             reader.finish()
         position = None
