@@ -73,8 +73,6 @@ directory, database, index, changed = sys.argv[1:]
 blocks = 5 + os.path.relpath(changed, directory).count("/")  # four are of the head
 gc.collect()
 cpu, begin = time.process_time_ns(), time.perf_counter_ns()
-import ctypes
-ctypes.CDLL(None).statx
 assert changes_since(os.open(directory, os.O_RDONLY), None), "the daemon does not answer"
 places = [(index, {BLOCK} * number, {BLOCK}) for number in range(blocks)]
 for path, at, size in [*places, (changed, 0, os.stat(changed).st_size)]:
@@ -295,10 +293,10 @@ def lstat_and_commit(directory: Path, database: Path) -> None:
 def ask_and_commit(
     directory: Path, database: Path, index: Path, changed: Path, environment: dict[str, str]
 ) -> dict[str, Any]:
-    """P14: in a new process, load ctypes, which tells when a directory was created, ask the daemon
-    what changed, read and hash the head of the index, which has the hash of each block, a block of
-    it per directory above the changed file, and that file, and commit one row of a database that
-    is there. Neither the directories nor the index are written.
+    """P14: in a new process, ask the daemon what changed, read and hash the head of the index,
+    which has the hash of each block, a block of it per directory above the changed file, and that
+    file, and commit one row of a database that is there. Neither directories nor the index are
+    written.
     """
     command = [sys.executable, "-c", SERVED, *map(str, (directory, database, index, changed))]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)

@@ -172,6 +172,17 @@ class Workspace:
 
         return own_key(store, self.path)
 
+    def _line(self) -> tuple[str, Checkpoint | None]:
+        """Return the key of the snapshots, and its newest checkpoint if it is known."""
+        if self._saved is not None:
+            return self._saved.key, self._saved
+        if self._key:
+            return self._key, None
+        with block_forks():
+            from agent_checkpoint.workspace.directory_key import own_line
+
+        return own_line(self.store, self.path)
+
     @property
     def watch_trouble(self) -> str | None:
         """The reason why changes are not watched and every snapshot stats all files; else None."""
@@ -244,14 +255,19 @@ class Workspace:
         # Until the objects of the snapshot are gone: else it looks at them again and again.
         with self._lock, collection_paused():
             with self._unchanging():
-                key = self.key if self._saved is None else self._saved.key
+                key, newest = self._line()
                 capture = self._capture(full=full)
                 draft = capture.draft(key, self.store, label=label)._replace(tags=tags)
             last, part = self._saved, {OBJECT: capture.tree.ref}
-            if last is not None and last.claim == draft.claim and last.parts.get(PART) != part:
+            if (
+                newest is not None
+                and newest.claim == draft.claim
+                and draft.claim is not None
+                and newest.parts.get(PART) != part
+            ):
                 # Most likely it is still the head; the append checks it.
                 with suppress(ConflictError):
-                    self._saved = self.store.write(draft, parents=(last.id,), after=last.seq)
+                    self._saved = self.store.write(draft, parents=(newest.id,), after=newest.seq)
                     return capture.tree
             head = self.store.head(key)
             if last is not None and (head is None or head.claim != draft.claim):

@@ -26,6 +26,11 @@ class Position(NamedTuple):
     Tokens end with the daemon, so with the system, too.
     """
     links: HardLinks
+    identity: str
+    """The identity of the directory, as returned by `identity_of`.
+
+    The journal keeps the directory open, so no other one gets its inode while tokens are valid.
+    """
 
 
 def encode_position(position: Position) -> bytes:
@@ -37,6 +42,7 @@ def encode_position(position: Position) -> bytes:
         "epoch": position.token.epoch.hex(),
         "number": position.token.number,
         "full_scan": position.full_scan,
+        "identity": position.identity,
         "links": [
             [device, inode, os.fsdecode(directory), os.fsdecode(name)]
             for device, inode, directory, name in links
@@ -52,4 +58,4 @@ def decode_position(data: bytes) -> Position:
     for device, inode, directory, name in content["links"]:
         links.add_entry(device, inode, os.fsencode(directory), os.fsencode(name))
     token = Token(bytes.fromhex(content["epoch"]), content["number"])
-    return Position(token, content["full_scan"], links)
+    return Position(token, content["full_scan"], links, content["identity"])

@@ -18,6 +18,7 @@ from agent_checkpoint.backends.os_support.mounts import MountTable
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import IntegrityError, WorkspaceError
 from agent_checkpoint.records import short_repr
+from agent_checkpoint.store.directory_identity import identity_of
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths, WatchError
 from agent_checkpoint.workspace.changes.hard_links import HardLinks
@@ -62,6 +63,8 @@ class Scanner:
         self._limit = limit
         self._cache = ScanCache(path, rules)
         self._source: Watcher | OverlayUpper | None = None
+        self.known_identity = ""
+        """The identity of the scanned directory, if the change service has kept it open since."""
         self._token: Token | None = None
         """The moment before this scan in the journal of the change service, if there is one."""
         self._mounts: MountTable | None = None
@@ -192,7 +195,8 @@ class Scanner:
             with block_forks():
                 from agent_checkpoint.workspace.scan.index_position import Position
 
-            position = Position(self._token, self._last_full_scan, self._links)
+            identity = identity_of(self._path, self.known_identity)
+            position = Position(self._token, self._last_full_scan, self._links, identity)
         is_watching = self._source is not None
         self._cache.keep(
             state, writer, read=reader.count, is_watching=is_watching, position=position
@@ -204,7 +208,7 @@ class Scanner:
     def _events(self, root: int, full: bool) -> ChangedPaths | None:
         """Return the changed paths from the change source; None if a full scan is needed."""
         self._is_full_scan_due = False
-        self._token = None
+        self._token, self.known_identity = None, ""
         if self._source is None:
             events = self._served_events(root)
         else:
@@ -235,6 +239,8 @@ class Scanner:
         if answer is None:
             return None
         self._token = answer.token
+        if position is not None and answer.changed is not None:
+            self.known_identity = position.identity
         return None if position is None else answer.changed
 
     @staticmethod

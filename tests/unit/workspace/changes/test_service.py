@@ -18,6 +18,8 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Workspace
 from agent_checkpoint.backends.os_support import mounts
+from agent_checkpoint.store import directory_identity
+from agent_checkpoint.store.directory_identity import identity_of
 from agent_checkpoint.workspace.changes import journal, served, service
 from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths
 from agent_checkpoint.workspace.changes.inotify import Watcher
@@ -197,6 +199,32 @@ def test_only_needed_directories_of_the_index_are_decoded(
     monkeypatch.setattr(stat_index._IndexedDir, "_decode", counted)
     snapshot(root, manager)
     assert decoded == [b"a/b", b"c/d", b"one/two"]  # the root, b and b/c
+
+
+def test_the_identity_of_a_directory_that_is_kept_open_is_known(
+    root: Path, manager: CheckpointManager, serve: Any, scans: "list[str]", monkeypatch: Any
+) -> None:
+    serve()
+    known(root, manager, scans)
+    identity = identity_of(root)
+    assert identity_of(root, "1:2:3") == identity
+    (root / "a" / "one").write_text("changed")
+    directory_identity._known_creation_time.cache_clear()
+    monkeypatch.setattr(directory_identity, "_creation_time", lambda path: 7)
+    with Workspace(root, manager.store) as workspace:
+        workspace.snapshot()
+        head = manager.store.head(workspace.key)
+    assert head is not None
+    assert head.claim is not None
+    assert head.claim.identity == identity
+    snapshot(root, manager, watch=False)  # it is not told that the directory was kept open
+    (root / "a" / "one").write_text("changed again")
+    with Workspace(root, manager.store, watch=False) as workspace:
+        workspace.snapshot()
+        head = manager.store.head(workspace.key)
+    assert head is not None
+    assert head.claim is not None
+    assert head.claim.identity == f"{identity.rpartition(':')[0]}:7"
 
 
 def test_nobody_else_is_asked_if_watching_is_off(
