@@ -40,7 +40,7 @@ FLOORS = {
     "first": "read, hash and pack all, one commit",
     "watching": "read and hash one file, one commit",
     "changed": "bare Python, lstat of all, one commit",
-    "served": "ask, hash the index and one file, one commit",
+    "served": "ask, hash blocks of the index and one file, one commit",
 }
 SIDES = {"ours": "ours, fast", "ours-plain": "ours, plain", "ours with .git": "ours, .git too"}
 WORK = {

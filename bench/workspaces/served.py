@@ -4,7 +4,8 @@ The daemon is `agent-checkpoint watch` of another, empty directory: it serves al
 user. The time of ours is that of `Workspace(…).snapshot()`, with opening the store, in a process
 that has imported the library; it is compared with a snapshot of a process that watches (P2). For
 information: the whole process beside git, from its start to its end, as in P3. The floor is a new
-process that asks the daemon, reads and hashes the index and the changed file, and commits 8 kB.
+process that asks the daemon, reads and hashes the head of the index, a block of it per directory
+above the changed file and that file, and commits 8 kB.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ def measure_served(stage: Stage) -> None:
 
     def by_floor(changed: Path) -> Taken:
         indexes = (stage.home / "index").iterdir()
-        files = [max(indexes, key=lambda path: path.stat().st_size), changed]
+        index = max(indexes, key=lambda path: path.stat().st_size)
         environment = environment_of(stage.home)
-        return told(ask_and_commit(stage.checkout.path, database, files, environment))
+        return told(ask_and_commit(stage.checkout.path, database, index, changed, environment))
 
     with _daemon(stage):
         for turn in range(-FIRST, stage.rounds.process):

@@ -49,13 +49,22 @@ def host_of(backend: Backend) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def make_claim(backend: Backend, key: str, directory: Path) -> Claim | None:
+def make_claim(
+    backend: Backend, key: str, directory: Path, known_identity: str = ""
+) -> Claim | None:
     """Return a signed claim that the key belongs to the directory; None without a secret.
+
+    Args:
+        backend: the store.
+        key: the key.
+        directory: the directory.
+        known_identity: as for `identity_of`.
 
     Raises:
         StateError: the secret cannot be read because of a transient error.
     """
-    path, host, identity = path_text(directory), host_of(backend), identity_of(directory)
+    path, host = path_text(directory), host_of(backend)
+    identity = identity_of(directory, known_identity)
     secret = claim_secret()
     return None if secret is None else _signed(secret, key, path, host, identity)
 

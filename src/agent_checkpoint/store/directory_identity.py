@@ -23,16 +23,22 @@ _SETTLED_NS = 2 * _NS
 """A directory that took the place of another later than this has other timestamps."""
 
 
-def identity_of(path: str | Path) -> str:
+def identity_of(path: str | Path, known: str = "") -> str:
     """Return device, inode and creation time of a directory; empty if they are not known.
 
     An inode number alone is no evidence: file systems reuse it for the next new directory. A
     symbolic link has no identity.
+
+    Args:
+        path: the directory.
+        known: the identity of a directory that has been kept open, so that its inode is evidence.
     """
     try:
         found = os.lstat(path)
         if not stat.S_ISDIR(found.st_mode):
             return ""
+        if known.startswith(f"{found.st_dev}:{found.st_ino}:"):
+            return known  # without loading ctypes
         if found.st_ctime_ns < time.time_ns() - _SETTLED_NS:
             stamps = found.st_mtime_ns, found.st_ctime_ns
             born = _known_creation_time(os.fspath(path), found.st_dev, found.st_ino, *stamps)

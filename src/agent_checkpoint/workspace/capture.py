@@ -52,7 +52,8 @@ class Capture:
             CheckpointError: the same errors as `checkpoint_to`.
         """
         captured: Any = CapturedState(self, store.writer)
-        claim = make_claim(store.backend, key, self._root.path)
+        known = self._scanner.known_identity
+        claim = make_claim(store.backend, key, self._root.path, known)
         return Draft(key, {PART: captured}, kind=kind, label=label, tags=tags, claim=claim)
 
     def checkpoint_to(self, writer: Writer) -> str:

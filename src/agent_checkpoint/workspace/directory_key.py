@@ -8,7 +8,7 @@ from collections.abc import Collection
 from itertools import count
 from pathlib import Path
 
-from agent_checkpoint.records import MAX_KEY_BYTES
+from agent_checkpoint.records import MAX_KEY_BYTES, Checkpoint
 from agent_checkpoint.store.directory_claims import (
     is_owned_by_directory,
     newest_readable,
@@ -44,7 +44,14 @@ def natural_key(key: str) -> str:
 
 
 def own_key(store: Store, directory: Path, others: Collection[str] = ()) -> str:
-    """Return the key under which a directory's snapshots and safety checkpoints are saved.
+    """Return the key of `own_line`. Raises the same errors."""
+    return own_line(store, directory, others)[0]
+
+
+def own_line(
+    store: Store, directory: Path, others: Collection[str] = ()
+) -> tuple[str, Checkpoint | None]:
+    """Return the key of a directory's snapshots, and its newest readable checkpoint.
 
     This is the key derived from its path. If that key was imported, or written on another host or
     with another secret, it is the first numbered key to which this does not apply.
@@ -68,5 +75,5 @@ def own_key(store: Store, directory: Path, others: Collection[str] = ()) -> str:
         else:
             is_own = is_owned_by_directory(store, newest, directory, key)
         if is_own:
-            return key
+            return key, newest
     raise AssertionError("unreachable: the loop is infinite")

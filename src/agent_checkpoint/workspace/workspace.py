@@ -55,6 +55,9 @@ if TYPE_CHECKING:
     from agent_checkpoint.workspace.tree.dir_state import DirState
     from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
 
+    _Newest = tuple[Checkpoint, Any]
+    """A checkpoint, and its part with the files: parsing its entry again takes long."""
+
 _LIMIT = 10 << 30
 
 
@@ -115,8 +118,8 @@ class Workspace:
         self.given_store: Store | None = None if store is None else store_for(store)[0]
         """The store that was passed to the constructor, or the default store once it is open."""
         self._key: str | None = None
-        self._saved: tuple[Checkpoint, str] | None = None
-        """The last snapshot and its record. While it is the head, its key is still the own one.
+        self._saved: _Newest | None = None
+        """The last snapshot. While it is the head, its key is still the own one.
 
         Then neither the key is determined again nor the head read.
         """
@@ -173,6 +176,18 @@ class Workspace:
             from agent_checkpoint.workspace.directory_key import own_key  # a session has its own
 
         return own_key(store, self.path)
+
+    def _line(self) -> tuple[str, _Newest | None]:
+        """Return the key of the snapshots, and its newest checkpoint if it is known."""
+        if self._saved is not None:
+            return self._saved[0].key, self._saved
+        if self._key:
+            return self._key, None
+        with block_forks():
+            from agent_checkpoint.workspace.directory_key import own_line
+
+        key, newest = own_line(self.store, self.path)
+        return key, None if newest is None else (newest, newest.parts.get(PART))
 
     @property
     def watch_trouble(self) -> str | None:
@@ -246,16 +261,22 @@ class Workspace:
         # Until the objects of the snapshot are gone: else it looks at them again and again.
         with self._lock, self._scanner.collection_paused():
             with self._unchanging():
-                last, record = (None, "") if self._saved is None else self._saved
-                key = self.key if last is None else last.key
+                key, newest = self._line()
                 capture = self._capture(full=full)
                 draft = capture.draft(key, self.store, label=label, tags=tags)
-            tree = capture.tree
-            if last is not None and last.claim == draft.claim and record != tree.ref:
+            last, tree = self._saved, capture.tree
+            part = {OBJECT: tree.ref}
+            if (
+                newest is not None
+                and newest[0].claim == draft.claim
+                and draft.claim is not None
+                and newest[1] != part
+            ):
                 # Most likely it is still the head; the append checks it.
+                before = newest[0]
                 with suppress(ConflictError):
-                    written = self.store.write(draft, parents=(last.id,), after=last.seq)
-                    self._saved = written, tree.ref
+                    written = self.store.write(draft, parents=(before.id,), after=before.seq)
+                    self._saved = written, part
                     return tree
             head = self.store.head(key)
             if last is not None and (head is None or head.claim != draft.claim):
@@ -264,17 +285,12 @@ class Workspace:
             # Safety checkpoints are pruned automatically, so one does not count as saved.
             saved = None if head is None or head.kind == Kind.SAFETY else head.parts.get(PART)
             # A claim written by version 0.1, or signed with a replaced secret, is renewed.
-            if (
-                head is None
-                or saved != {OBJECT: tree.ref}
-                or head.claim != draft.claim
-                or label is not None
-            ):
+            if head is None or saved != part or head.claim != draft.claim or label is not None:
                 # The head was just read: pass it on instead of reading it again.
                 head = self.store.write(draft, parents=() if head is None else (head.id,))
             else:
                 capture.confirm()
-            self._saved = (head, tree.ref) if draft.claim is not None else None
+            self._saved = (head, part) if draft.claim is not None else None
             return tree
 
     def diff(

@@ -10,6 +10,7 @@ The extra `fast` installs isal, which reads and writes the same zlib streams fas
 
 from __future__ import annotations
 
+import sys
 import zlib
 from functools import cache
 from importlib import import_module
@@ -31,10 +32,11 @@ _SMALLEST = 128
 """Shorter data is stored uncompressed: compressing it saves too little."""
 _MOST_COMPRESSORS = 4
 _SAMPLE = 8192
-_SMALL = 4096
-"""zlib compresses shorter data, until isal is loaded."""
-_FEW = 128 << 10
-"""The bytes of longer data until isal is loaded: that takes as long as it saves on them."""
+_ISAL_FROM = 128 << 10
+"""A process that has compressed or decompressed this many bytes imports isal.
+
+For fewer, the import takes longer than what it saves.
+"""
 _WINDOW_LOG_MAX = 24
 """Limit of the zstd window (16 MiB): a crafted frame may require a huge window."""
 
@@ -48,9 +50,10 @@ def find_zstd() -> str | None:
     with block_forks():
         from importlib.util import find_spec  # slow to load
 
-        for package, needed in (("compression", "_zstd"), ("backports", "backports.zstd")):
-            if find_spec(package) is not None and find_spec(needed) is not None:
-                return f"{package}.zstd"
+        if sys.version_info >= (3, 14) and find_spec("_zstd") is not None:
+            return "compression.zstd"
+        if find_spec("backports") is not None and find_spec("backports.zstd") is not None:
+            return "backports.zstd"
     return None
 
 
@@ -137,16 +140,15 @@ def _pack_zstd(data: bytes) -> bytes:
 
 _zlib: Any = None
 """isal, or the module zlib if it is not installed; None until it is wanted."""
-_bytes_before = 0
+_seen = 0
+"""Bytes that were compressed or decompressed until then."""
 
 
 def _zlib_for(data: bytes) -> Any:
-    global _zlib, _bytes_before
+    global _zlib, _seen
     if _zlib is None:
-        if len(data) < _SMALL:
-            return zlib
-        _bytes_before += len(data)
-        if _bytes_before < _FEW:
+        _seen += len(data)
+        if _seen < _ISAL_FROM:
             return zlib
         with block_forks():
             try:

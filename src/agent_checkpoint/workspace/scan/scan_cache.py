@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.default_paths import data_home
 from agent_checkpoint.backends.os_support.os_fork import block_forks
-from agent_checkpoint.errors import InvalidInputError, StorageError
+from agent_checkpoint.errors import IntegrityError, InvalidInputError, StorageError
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.ignore.rules import Rules
 from agent_checkpoint.workspace.scan.stat_index import (
     Index,
     IndexFile,
     read_index,
+    update_path,
     write_index,
+    write_update,
 )
 from agent_checkpoint.workspace.tree.dir_state import DirState
 from agent_checkpoint.workspace.tree.snapshot import objects_from
@@ -52,11 +54,10 @@ class collection_paused:  # a class: a generator costs more
 
 
 def _rewrite_after(files: int) -> int:
-    """Return after how many reads a process that does not watch rewrites an index.
+    """Return after how many reads a process that cannot update its index rewrites it.
 
-    The next process may be new, too. If each changes a file and every n-th rewrites the index, each
-    reads n / 2 files again on average: the sum is least at an n that grows with the root of the
-    size. The factor is measured.
+    If every n-th change rewrites the index, a new process reads n / 2 files again on average: the
+    sum is least at an n that grows with the root of the size. The factor is measured.
     """
     return max(8, math.isqrt(files) // 6)
 
@@ -107,14 +108,20 @@ class ScanCache:
                 self._index = read_index(path)
             if self._index is not None:
                 self.dir_state = self._index.root
-                with block_forks():
-                    from agent_checkpoint.workspace.scan.index_position import read_position
+                if self._index.position:
+                    with block_forks():
+                        from agent_checkpoint.workspace.scan.index_position import decode_position
 
-                self.position = read_position(path, self._index.digest)
+                    self.position = decode_position(self._index.position)
                 self._index_position = self.position
         self._reads_since_index = 0
         self._is_index_due = self.dir_state is None
         writer.asks_all = self.dir_state is None  # every file is read: lost objects are stored
+
+    def drop(self, writer: Writer) -> None:
+        """Drop the cached state, as if there were no index."""
+        self._forget()
+        writer.asks_all = True
 
     def adopt(self, state: DirState, backend: Backend, *, is_copy: bool) -> None:
         """Cache the state of the directory from which this one was forked."""
@@ -154,17 +161,14 @@ class ScanCache:
         self._put_again(not_stored, writer)
         self.dir_state = state
         self.position = position
-        writer.on_commit(lambda: self._committed(state, not_stored, position))
+        writer.on_commit(lambda: self._committed(state, not_stored, is_watching, position))
 
     def forget_index(self) -> None:
         """Remove the stat index of a directory that is about to be deleted."""
         path = self._index_path()
         if path is not None:
             path.unlink(missing_ok=True)
-            with block_forks():
-                from agent_checkpoint.workspace.scan.index_position import position_path
-
-            position_path(path).unlink(missing_ok=True)
+            update_path(path).unlink(missing_ok=True)
 
     def index_file(self) -> IndexFile | None:
         """Return the index file, if it has the state of the last scan."""
@@ -194,29 +198,58 @@ class ScanCache:
                 put_directory(each.items(objects_from(writer.backend)), writer.put)
 
     def _committed(
-        self, state: DirState, not_stored: Iterable[DirState], position: Position | None
+        self,
+        state: DirState,
+        not_stored: Iterable[DirState],
+        is_watching: bool,
+        position: Position | None,
     ) -> None:
         for each in not_stored:
             each.is_stored = True
-        is_due = self._is_index_due or self._is_position_due(state, position)
-        path = self._index_path() if is_due and self._writes_index else None
+        index = self._index
+        is_same = index is not None and index.root is state
+        can_update = index is not None and index.records.is_read
+        # The next process may be new, too, and have to read the changed files again. But a process
+        # without a position keeps that of the index, which tells served ones what changed.
+        is_update_due = (
+            can_update
+            and not is_same
+            and not is_watching
+            and (position is not None or self._index_position is None)
+        )
+        is_due = self._is_index_due or is_update_due
+        if not is_due and not self._is_position_due(position, is_same=is_same):
+            return
+        path = self._index_path() if self._writes_index else None
         if path is None:
             return
         try:
-            if self._index is None or self._index.root is not state:
-                self._index = Index(state, write_index(path, state))
-            if position is not None:
-                with block_forks():
-                    from agent_checkpoint.workspace.scan.index_position import write_position
-
-                write_position(path, self._index.digest, position)
+            self._write(path, state, position, can_update=is_same or can_update)
         except OSError:  # the index only saves time; the checkpoint is durable
+            return
+        except IntegrityError:  # a damaged index: the next scan must not use it
+            self._forget()
             return
         self._index_position = position
         self._reads_since_index = 0
         self._is_index_due = False
 
-    def _is_position_due(self, state: DirState, position: Position | None) -> bool:
+    def _write(
+        self, path: Path, state: DirState, position: Position | None, *, can_update: bool
+    ) -> None:
+        """Write the state and its position: as an update of the index if possible."""
+        encoded = b""
+        if position is not None:
+            with block_forks():
+                from agent_checkpoint.workspace.scan.index_position import encode_position
+
+            encoded = encode_position(position)
+        updated = None
+        if self._index is not None and can_update:
+            updated = write_update(path, self._index, state, encoded)
+        self._index = updated or write_index(path, state, encoded)
+
+    def _is_position_due(self, position: Position | None, *, is_same: bool) -> bool:
         """Return whether a new process should find this position and not that of the index."""
         saved = self._index_position
         if position is None:
@@ -224,8 +257,11 @@ class ScanCache:
         if saved is None or saved.full_scan != position.full_scan:
             return True  # else it would compare every file
         # The same tree: the journal need not report the same changes again, as of ignored files.
-        is_same = self._index is not None and self._index.root is state
         return is_same and saved.token != position.token
+
+    def _forget(self) -> None:
+        self.dir_state = self.position = self._index = self._index_position = None
+        self._is_index_due = True
 
     def _store_path(self) -> Path | None:
         return None if self._backend is None else self._backend.properties.path

@@ -18,6 +18,7 @@ from agent_checkpoint.backends.os_support.mounts import MountTable
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import IntegrityError, WorkspaceError
 from agent_checkpoint.records import short_repr
+from agent_checkpoint.store.directory_identity import identity_of
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths, WatchError
 from agent_checkpoint.workspace.changes.hard_links import HardLinks
@@ -64,6 +65,8 @@ class Scanner:
         self._limit = limit
         self._cache = ScanCache(path, rules)
         self._source: Watcher | OverlayUpper | None = None
+        self.known_identity = ""
+        """The identity of the scanned directory, if the change service has kept it open since."""
         self._token: Token | None = None
         """The moment before this scan in the journal of the change service, if there is one."""
         self._mounts: MountTable | None = None
@@ -155,7 +158,12 @@ class Scanner:
         if known is not None and position is not None:
             self._last_full_scan, self._links = position.full_scan, position.links
             self._lost = {}
-            for path, note in known.all_notes():
+            try:
+                notes = list(known.all_notes())
+            except IntegrityError:
+                self._cache.drop(writer)
+                return
+            for path, note in notes:
                 if note.is_loss:
                     parent, _, name = path.rpartition(b"/")
                     self._lost.setdefault(parent, set()).add(name)
@@ -178,10 +186,9 @@ class Scanner:
                     self._cache.dir_state, state = state, None
                 if state is None:
                     state = self._scan_all(root, writer, reader)
-            except IntegrityError:  # the cache refers to a missing object: scan without it
+            except IntegrityError:  # a damaged index, or one that refers to a missing object
                 self.close()
-                self._cache.dir_state = None
-                writer.asks_all = True
+                self._cache.drop(writer)
                 state = self._scan_all(root, writer, reader)
             reader.finish()
         position = None
@@ -190,7 +197,8 @@ class Scanner:
             with block_forks():
                 from agent_checkpoint.workspace.scan.index_position import Position
 
-            position = Position(self._token, self._last_full_scan, self._links)
+            identity = identity_of(self._path, self.known_identity)
+            position = Position(self._token, self._last_full_scan, self._links, identity)
         is_watching = self._source is not None
         self._cache.keep(
             state, writer, read=reader.count, is_watching=is_watching, position=position
@@ -202,7 +210,7 @@ class Scanner:
     def _events(self, root: int, full: bool) -> ChangedPaths | None:
         """Return the changed paths from the change source; None if a full scan is needed."""
         self._is_full_scan_due = False
-        self._token = None
+        self._token, self.known_identity = None, ""
         if self._source is None:
             events = self._served_events(root)
         else:
@@ -233,6 +241,8 @@ class Scanner:
         if answer is None:
             return None
         self._token = answer.token
+        if position is not None and answer.changed is not None:
+            self.known_identity = position.identity
         return None if position is None else answer.changed
 
     @staticmethod

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.workspace.scan.stat_index import read_index
 from agent_checkpoint.workspace.scan.stat_pass import StatPass
@@ -80,14 +81,17 @@ def main() -> int:
     index = read_index(path)
     if index is None or index.digest.hex() != digest:
         return _OTHER_INDEX
-    parts = split(index.root)
+    try:
+        parts = split(index.root)
+    except IntegrityError:
+        return _OTHER_INDEX
     found = []
     while (number := next_number(numbers)) is not None:
         stat_pass = StatPass(root, None)
         try:
             stat_pass.run(parts[number].state, parts[number].path)
-        except OSError:
-            continue  # it was removed or replaced: the scan finds out
+        except (OSError, IntegrityError):
+            continue  # it was removed or replaced, or the index is damaged: the scan finds out
         found.append([number, encode_found(stat_pass)])
     sys.stdout.write(json.dumps(found))
     return 0

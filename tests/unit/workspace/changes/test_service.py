@@ -18,12 +18,14 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Workspace
 from agent_checkpoint.backends.os_support import mounts
+from agent_checkpoint.store import directory_identity
+from agent_checkpoint.store.directory_identity import identity_of
 from agent_checkpoint.workspace.changes import journal, served, service
 from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths
 from agent_checkpoint.workspace.changes.inotify import Watcher
 from agent_checkpoint.workspace.changes.served import Answer, Token, changes_since, encode_answer
 from agent_checkpoint.workspace.changes.service import ChangeService
-from agent_checkpoint.workspace.scan import scan_cache, scanner
+from agent_checkpoint.workspace.scan import scan_cache, scanner, stat_index
 from agent_checkpoint.workspace.scan.stat_pass import StatPass
 from agent_checkpoint.workspace.scan.walk import TreeWalk
 from tests.unit.workspace.watching import can_watch
@@ -187,18 +189,42 @@ def test_only_needed_directories_of_the_index_are_decoded(
     serve()
     known(root, manager, scans)
     (root / "b" / "c" / "one").write_text("changed")
-    from agent_checkpoint.workspace.scan import stat_index
-
-    decoded: list[int] = []
+    decoded: list[bytes] = []
     decode = stat_index._IndexedDir._decode
 
     def counted(self: Any) -> None:
-        decoded.append(self._number)
         decode(self)
+        decoded.append(self.packed_names)
 
     monkeypatch.setattr(stat_index._IndexedDir, "_decode", counted)
     snapshot(root, manager)
-    assert sorted(decoded) == [0, 2, 3]  # the root, b and b/c
+    assert decoded == [b"a/b", b"c/d", b"one/two"]  # the root, b and b/c
+
+
+def test_the_identity_of_a_directory_that_is_kept_open_is_known(
+    root: Path, manager: CheckpointManager, serve: Any, scans: "list[str]", monkeypatch: Any
+) -> None:
+    serve()
+    known(root, manager, scans)
+    identity = identity_of(root)
+    assert identity_of(root, "1:2:3") == identity
+    (root / "a" / "one").write_text("changed")
+    directory_identity._known_creation_time.cache_clear()
+    monkeypatch.setattr(directory_identity, "_creation_time", lambda path: 7)
+    with Workspace(root, manager.store) as workspace:
+        workspace.snapshot()
+        head = manager.store.head(workspace.key)
+    assert head is not None
+    assert head.claim is not None
+    assert head.claim.identity == identity
+    snapshot(root, manager, watch=False)  # it is not told that the directory was kept open
+    (root / "a" / "one").write_text("changed again")
+    with Workspace(root, manager.store, watch=False) as workspace:
+        workspace.snapshot()
+        head = manager.store.head(workspace.key)
+    assert head is not None
+    assert head.claim is not None
+    assert head.claim.identity == f"{identity.rpartition(':')[0]}:7"
 
 
 def test_nobody_else_is_asked_if_watching_is_off(
@@ -556,7 +582,7 @@ def test_a_damaged_position(
 ) -> None:
     serve()
     known(root, manager, scans)
-    (path,) = (own_home / "store" / "index").glob("*.position")
+    (path,) = (own_home / "store" / "index").glob("*.update")
     data = path.read_bytes()
     if how == "open to others":
         path.chmod(0o666)
@@ -565,6 +591,46 @@ def test_a_damaged_position(
         path.write_bytes(changed[how])
     (root / "a" / "one").write_text("changed")
     assert not is_partial(root, manager, scans)
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_a_damaged_block_of_the_index_is_never_used(
+    root: Path,
+    manager: CheckpointManager,
+    serve: Any,
+    scans: "list[str]",
+    own_home: Path,
+    monkeypatch: Any,
+    is_used: bool,
+) -> None:
+    monkeypatch.setattr(stat_index, "_BLOCK", 16)
+    serve()
+    (root / "a" / "in the damaged block").write_text("x")
+    known(root, manager, scans)
+    (update,) = (own_home / "store" / "index").glob("*.update")
+    index = update.with_suffix("")
+    data = index.read_bytes()
+    assert data.count(b"in the damaged block") == 1
+    index.write_bytes(data.replace(b"in the damaged block", b"in the damaged blocK"))
+    (root / ("a" if is_used else "b") / "new").write_text("new")
+    del scans[:]
+    assert snapshot(root, manager) == full_scan(root)
+    assert scans == (["walk"] if is_used else []) + ["walk"]
+    assert is_partial(root, manager, scans)
+    (root / "a" / "one").write_text("changed")
+    assert snapshot(root, manager) == full_scan(root)
+    assert snapshot(root, manager, watch=False) == full_scan(root)
+
+
+def test_a_process_without_a_position_keeps_that_of_the_index(
+    root: Path, manager: CheckpointManager, serve: Any, scans: "list[str]"
+) -> None:
+    serve()
+    known(root, manager, scans)
+    (root / "a" / "one").write_text("changed")
+    snapshot(root, manager, watch=False)
+    (root / "a" / "two").write_text("changed")
+    assert is_partial(root, manager, scans)
 
 
 def test_changes_that_concern_nothing_are_told_once(

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from agent_checkpoint import CheckpointManager, Workspace
 from agent_checkpoint.workspace.safe_open import reliable_signature
+from agent_checkpoint.workspace.scan import stat_index
 from agent_checkpoint.workspace.scan.reading import entry_reader
-from agent_checkpoint.workspace.scan.stat_index import read_index, write_index
+from agent_checkpoint.workspace.scan.stat_index import read_index, update_path, write_index
 from agent_checkpoint.workspace.tree.dir_state import (
     READ_AGAIN,
     SIGNATURE,
@@ -68,7 +69,7 @@ def opened(root: Path, manager: CheckpointManager, **options: Any) -> Workspace:
 
 
 def index_of(home: Path) -> Path:
-    (index,) = (home / "store" / "index").iterdir()
+    (index,) = (path for path in (home / "store" / "index").iterdir() if not path.suffix)
     return index
 
 
@@ -151,7 +152,103 @@ def test_another_process_reads_only_what_changed(
     assert other != tree
 
 
+def test_new_processes_one_after_another_read_only_what_changed(
+    root: Path, manager: CheckpointManager, own_home: Path, reads: "list[bytes]"
+) -> None:
+    opened(root, manager).snapshot()
+    index = index_of(own_home)
+    before = index.read_bytes()
+    for number in range(4):
+        del reads[:]
+        (root / f"dir{number % 3}" / f"new{number}").write_text("new")
+        (root / "dir3" / f"below{number // 2}" / f"{number}").mkdir(parents=True)
+        time.sleep(0.025)
+        assert opened(root, manager).snapshot().id == full_scan(root)
+        assert reads.count(b"new%d" % number) == 2
+        assert len(reads) == 1 + COUNT + number + 1  # those of `full_scan`, too
+    assert index.read_bytes() == before
+    assert update_path(index).exists()
+
+
+def test_one_process_updates_its_index_again_and_again(
+    root: Path, manager: CheckpointManager, own_home: Path
+) -> None:
+    opened(root, manager).snapshot()
+    workspace = opened(root, manager)
+    for number in range(8):
+        (root / f"dir{number % 3}" / f"new{number}").write_text("new")
+        shutil.rmtree(root / "below", ignore_errors=True)
+        (root / "below" / f"{number}").mkdir(parents=True)
+        tree = workspace.snapshot()
+        found = read_index(index_of(own_home))
+        assert found is not None
+        assert found.root.stored == tree.root
+        assert plain(found.root) == plain(workspace._scanner.dir_state)  # type: ignore[arg-type]
+
+
+def test_a_large_update_is_an_index(
+    root: Path, manager: CheckpointManager, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(root, manager).snapshot()
+    index = index_of(own_home)
+    before = index.read_bytes()
+    monkeypatch.setattr(stat_index, "_MOST_ADDED", 40)
+    sizes = []
+    while index.read_bytes() == before:
+        assert len(sizes) < 20
+        (root / "dir1" / "file1").write_text(f"change {len(sizes)}")
+        assert opened(root, manager).snapshot().id == full_scan(root)
+        if update_path(index).exists():
+            sizes.append(update_path(index).stat().st_size)
+    assert len(sizes) > 1
+    assert sizes[-1] < 40 * len(before) ** 0.5 + 1000
+    found = read_index(index)
+    assert found is not None
+    assert not found.records.added, "the update belongs to the old index"
+    assert opened(root, manager).snapshot().id == full_scan(root)
+
+
 # -- what is wrong with it -----------------------------------------------------------------------
+
+
+def test_a_damaged_update_is_as_none(
+    root: Path, manager: CheckpointManager, own_home: Path, reads: "list[bytes]"
+) -> None:
+    opened(root, manager).snapshot()
+    index = index_of(own_home)
+    before = read_index(index)
+    (root / "dir1" / "new").write_text("new")
+    time.sleep(0.025)
+    tree = opened(root, manager).snapshot()
+    update = update_path(index)
+    data = update.read_bytes()
+    assert before is not None
+    for bad in damaged(data):
+        update.write_bytes(bad)
+        found = read_index(index)
+        assert found is not None
+        assert plain(found.root) == plain(before.root)
+    del reads[:]
+    assert opened(root, manager).snapshot().id == tree.id
+    assert reads == [b"new"]
+
+
+def test_the_update_of_another_index_is_of_no_use(
+    root: Path, manager: CheckpointManager, own_home: Path
+) -> None:
+    opened(root, manager).snapshot()
+    index = index_of(own_home)
+    (root / "dir1" / "new").write_text("new")
+    opened(root, manager).snapshot()
+    data = update_path(index).read_bytes()
+    index.unlink()
+    (root / "dir1" / "other").write_text("other")
+    opened(root, manager).snapshot()
+    update_path(index).write_bytes(data)
+    found = read_index(index)
+    assert found is not None
+    assert b"other" in found.root.subdirs[b"dir1"].names
+    assert opened(root, manager).snapshot().id == full_scan(root)
 
 
 def test_no_index_is_readable_for_others(
@@ -167,7 +264,7 @@ def damaged(data: bytes) -> "Iterator[bytes]":
     yield b""
     yield b"something else"
     yield data + b"!"
-    yield data.replace(b"index 4", b"index 9", 1)
+    yield data.replace(b" 5\n", b" 9\n", 1)
     for end in range(0, len(data), 997):
         yield data[:end]
     for place in range(0, len(data), 499):
