@@ -325,7 +325,9 @@ class _Blocks:
             data = b""
         place = block * _DIGEST
         if hashlib.sha256(data).digest() != self._hashes[place : place + _DIGEST]:
-            raise IntegrityError("The stat index of the workspace is damaged.")
+            raise IntegrityError(
+                "The stat index of the workspace is damaged. Take a snapshot with full=True."
+            )
         self._blocks[block] = data
         return data
 
