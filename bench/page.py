@@ -90,8 +90,8 @@ this page from it.
 is faster or smaller. The spread is p50 / p90 / longest of the runs. `FULL` is `synchronous=FULL` of
 SQLite, which survives a power loss; `NORMAL` survives a killed process only. A floor is a
 small program that does only what its name says, in turn with the others. The column `floor` has its
-ratio to the same peer, and its name: a target below it asks for more than saving the rest of the
-work.
+ratio to the same peer, and its name. The column after it is how much more than the highest floor
+ours takes, which is the cost of our layers; or it says that this floor misses the target, too.
 
 ## Terms
 
@@ -140,18 +140,18 @@ _CELLS = ("what", "ours", "peer", "ratio", "target", "verdict", "durability")
 
 
 def _table(rows: list[Row], floors: Floors | None = None) -> list[str]:
-    """A line a row; with floors, a last column: what each floor has instead of our ratio."""
+    """A line a row; with floors, two more columns: what each has instead of ours, and the rest."""
     heads = "| work | ours | peer | ratio | target | | durability | spread, ours | spread, peer |"
     lines = [heads, "|---|---|---|---|---|---|---|---|---|"]
     if floors is not None:
-        lines = [lines[0] + " floor |", lines[1] + "---|"]
+        lines = [lines[0] + " floor | beyond it |", lines[1] + "---|---|"]
     for row in rows:
         cells = row_cells(row)
         texts = [cells[name] for name in _CELLS]
         texts += [_spread(row.ours_times), _spread(row.peer_times)]
         if floors is not None:
             names = [_as_ours(row, floor) for floor in floors[row.id, row.what]]
-            texts.append("; ".join(names) or "-")
+            texts += ["; ".join(names) or "-", _beyond(row, floors[row.id, row.what])]
         lines.append("| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |")
     return lines
 
@@ -159,6 +159,16 @@ def _table(rows: list[Row], floors: Floors | None = None) -> list[str]:
 def _as_ours(row: Row, floor: Row) -> str:
     """The figure of a floor where ours would stand, and what the floor does."""
     return f"{row_cells(replace(row, ours=floor.peer))['ratio']} {floor.peer_name}"
+
+
+def _beyond(row: Row, floors: list[Row]) -> str:
+    """How much more than the highest floor ours takes, unless that one misses the target."""
+    highest = max((floor.peer for floor in floors if floor.peer is not None), default=None)
+    if highest is None or row.ours is None:
+        return "-"
+    if replace(row, ours=highest).verdict == "misses":
+        return "it misses, too"
+    return f"{quantity(row.ours - highest, row.unit)} more"
 
 
 def _spread(times: dict[str, float] | None) -> str:

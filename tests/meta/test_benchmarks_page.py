@@ -56,16 +56,16 @@ def lines_of(section):
 def test_a_missed_target_has_the_ratio_of_the_floor_to_the_same_peer():
     rows = (MISSED, FLOOR, IMPORT, IMPORT_FLOOR, NO_FLOOR)
     head, *missed = lines_of(sections(*rows)["Missed targets"])
-    assert head.endswith("| floor |")
+    assert head.endswith("| floor | beyond it |")
     assert [line.split(" | ")[0] for line in missed] == [
         "| first snapshot",
         "| session",
         "| first load",
     ]
-    assert [line.split(" | ")[-1] for line in missed] == [
-        "0.27 x read and hash all |",
-        "+40.0 ms modules alone |",
-        "- |",
+    assert [line.split(" | ")[-2:] for line in missed] == [
+        ["0.27 x read and hash all", "it misses, too |"],
+        ["+40.0 ms modules alone", "35.0 ms more |"],
+        ["-", "- |"],
     ]
     assert {line.count(" |") for line in missed} == {head.count(" |")}
 
@@ -73,7 +73,13 @@ def test_a_missed_target_has_the_ratio_of_the_floor_to_the_same_peer():
 def test_several_floors_of_a_missed_target_are_all_named():
     more = replace(FLOOR, peer=290.0, peer_name="the trees too")
     (_, missed) = lines_of(sections(MISSED, FLOOR, more)["Missed targets"])
-    assert missed.endswith("| 0.27 x read and hash all; 0.29 x the trees too |")
+    assert missed.endswith("| 0.27 x read and hash all; 0.29 x the trees too | it misses, too |")
+
+
+def test_what_ours_takes_beyond_the_highest_floor():
+    low = replace(FLOOR, peer=100.0)
+    (_, missed) = lines_of(sections(MISSED, low, replace(low, peer=240.0))["Missed targets"])
+    assert missed.endswith("| 60.0 ms more |")
 
 
 def test_a_floor_is_shown_with_its_group_and_is_no_faster_peer():
@@ -84,4 +90,4 @@ def test_a_floor_is_shown_with_its_group_and_is_no_faster_peer():
 
 def test_results_without_floors_still_make_a_page():
     (_, missed) = lines_of(sections(MISSED, forget=["floor"])["Missed targets"])
-    assert missed.endswith("| - |")
+    assert missed.endswith("| - | - |")
