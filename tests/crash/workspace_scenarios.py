@@ -16,7 +16,7 @@ from typing import Callable
 
 from agent_checkpoint import CheckpointManager
 from agent_checkpoint.errors import CheckpointError
-from agent_checkpoint.workspace.safe_open import STAGING
+from agent_checkpoint.workspace.scan.walk import STAGING
 from agent_checkpoint.workspace.tree.snapshot import objects_from, read_record
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, read_chunks, read_directory
 from agent_checkpoint.workspace.workspace import Workspace

@@ -82,8 +82,6 @@ SELDOM = [
     "workspace.restore", "workspace.scan.index_position", "workspace.scan.stat_pass",
 ]  # fmt: skip
 """Parts of the package that a first save does not need."""
-OF_SCANS = ["workspace.capture", "workspace.changes", "workspace.ignore", "workspace.scan"]
-"""Parts of the package that a program without a workspace does not need."""
 OF_SESSIONS = ["core.copying", "core.log", "session", "store.ledger"]
 """Parts of the package that only a session needs, or a state with a `Log`."""
 SELDOM_IN_SESSIONS = [
@@ -105,22 +103,12 @@ def unwanted(loaded: list[str], seldom: list[str]) -> list[str]:
 def test_manager_and_workspace_load_nothing_slow() -> None:
     loaded = loaded_by("from agent_checkpoint import CheckpointManager, Workspace")
     of_saves = ["core.codec.encode", "core.state_codec"]  # reading and snapshots do without
-    assert unwanted(loaded, [*SELDOM, *OF_SESSIONS, *OF_SCANS, *of_saves]) == []
+    assert unwanted(loaded, [*SELDOM, *OF_SESSIONS, *of_saves]) == []
 
 
 def test_a_session_loads_nothing_slow() -> None:
     loaded = loaded_by("from agent_checkpoint import Session")
-    assert unwanted(loaded, [*SELDOM, *SELDOM_IN_SESSIONS, *OF_SCANS]) == []
-
-
-def test_a_session_without_files_does_not_load_the_scanner() -> None:
-    program = """
-from agent_checkpoint import Session
-with Session("key", store="memory://") as session:
-    session.messages.append({"role": "user", "content": "text"})
-    session.save()
-"""
-    assert unwanted(loaded_by(program), OF_SCANS) == []
+    assert unwanted(loaded, [*SELDOM, *SELDOM_IN_SESSIONS]) == []
 
 
 @pytest.mark.parametrize("names", ["Checkpointable", "CheckpointManager, Workspace", "Session"])

@@ -15,7 +15,7 @@ from agent_checkpoint.store.objects.references import ObjectRef
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
-from agent_checkpoint.workspace.safe_open import STAGING
+from agent_checkpoint.workspace.scan.walk import STAGING
 from agent_checkpoint.workspace.workspace import Workspace
 
 if TYPE_CHECKING:

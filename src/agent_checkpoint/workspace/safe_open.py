@@ -23,8 +23,6 @@ from agent_checkpoint.workspace.tree.tree_format import ContentHash
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: opening must not block if a FIFO replaces the file.
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-STAGING = b".agent-checkpoint-restore"
-"""The staging directory of restores, in the root; never captured."""
 
 _EXTRA = _PIECE = 1 << 20
 _TRIES = 3

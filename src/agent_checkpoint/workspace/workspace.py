@@ -28,9 +28,16 @@ from agent_checkpoint.store.objects.references import ObjectRef
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.store_argument import store_for
+from agent_checkpoint.workspace.capture import Capture
 from agent_checkpoint.workspace.checkpoint_tree import PART, relative_path, tree_in
+from agent_checkpoint.workspace.ignore.rules import Rules
 from agent_checkpoint.workspace.root_checks import checked_root, clean_up_forks
-from agent_checkpoint.workspace.safe_open import STAGING, exists
+from agent_checkpoint.workspace.safe_open import exists
+from agent_checkpoint.workspace.scan.scan_cache import collection_paused
+from agent_checkpoint.workspace.scan.scanner import Scanner
+from agent_checkpoint.workspace.scan.snapshot_limit import Progress, SnapshotLimit
+from agent_checkpoint.workspace.scan.walk import STAGING
+from agent_checkpoint.workspace.tree.dir_state import DirState
 from agent_checkpoint.workspace.tree.snapshot import (
     PathNote,
     Tree,
@@ -51,8 +58,6 @@ if TYPE_CHECKING:
     from agent_checkpoint.workspace.restore.journal import Decision, RestoreOptions
     from agent_checkpoint.workspace.restore.plan import Plan
     from agent_checkpoint.workspace.restore.transition import SafetySnapshot, Transition
-    from agent_checkpoint.workspace.scan.snapshot_limit import Progress
-    from agent_checkpoint.workspace.tree.dir_state import DirState
     from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
 
     _Newest = tuple[Checkpoint, Any]
@@ -96,13 +101,6 @@ class Workspace:
             WorkspaceError: the directory does not exist, or an interrupted restore needs another
                 store.
         """
-        with block_forks():
-            # Slow to load, and a session may have no files.
-            from agent_checkpoint.workspace.capture import Capture
-            from agent_checkpoint.workspace.ignore.rules import Rules
-            from agent_checkpoint.workspace.scan.scanner import Scanner
-            from agent_checkpoint.workspace.scan.snapshot_limit import SnapshotLimit
-
         self.path = checked_root(path, force=force)
         self._held_tree: Tree | None = None
         """The tree of the directory during `hold`."""
@@ -259,7 +257,7 @@ class Workspace:
             StorageError: the store failed; no checkpoint was acknowledged.
         """
         # Until the objects of the snapshot are gone: else it looks at them again and again.
-        with self._lock, self._scanner.collection_paused():
+        with self._lock, collection_paused():
             with self._unchanging():
                 key, newest = self._line()
                 capture = self._capture(full=full)

@@ -28,7 +28,7 @@ from agent_checkpoint.session.checkpoint_writer import CheckpointWriter
 from agent_checkpoint.session.current_session import as_current
 from agent_checkpoint.session.rollback.rollback import Rollback
 from agent_checkpoint.workspace.restore.journal import Decision
-from agent_checkpoint.workspace.safe_open import STAGING
+from agent_checkpoint.workspace.scan.walk import STAGING
 from tests.agents import Agent, Planner, TorchLike
 from tests.unit.session.places import files_of
 from tests.unit.session.stores import Killed

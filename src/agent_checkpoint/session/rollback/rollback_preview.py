@@ -29,7 +29,7 @@ from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.store.ledger.ledger_state import Epoch
 from agent_checkpoint.store.store import key_not_found
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
-from agent_checkpoint.workspace.safe_open import STAGING
+from agent_checkpoint.workspace.scan.walk import STAGING
 from agent_checkpoint.workspace.workspace import Workspace
 
 

@@ -37,7 +37,7 @@ from agent_checkpoint.workspace.fork.overlay_mount import (
     wrap_errors,
 )
 from agent_checkpoint.workspace.fork.tree_copy import can_reflink, copy_tree
-from agent_checkpoint.workspace.safe_open import STAGING
+from agent_checkpoint.workspace.scan.walk import STAGING
 from agent_checkpoint.workspace.tree.dir_state import DirState
 from agent_checkpoint.workspace.tree.snapshot import Tree
 

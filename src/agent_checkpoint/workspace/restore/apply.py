@@ -25,13 +25,8 @@ from agent_checkpoint.workspace.restore.staging import (
     slot_name,
     sync_file_system,
 )
-from agent_checkpoint.workspace.safe_open import (
-    STAGING,
-    EntryChanged,
-    directory_below,
-    exists,
-    opened_file,
-)
+from agent_checkpoint.workspace.safe_open import EntryChanged, directory_below, exists, opened_file
+from agent_checkpoint.workspace.scan.walk import STAGING
 from agent_checkpoint.workspace.tree.compare import Change
 from agent_checkpoint.workspace.tree.dir_state import stat_signature
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, LINK, MODE_BITS

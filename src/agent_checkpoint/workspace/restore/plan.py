@@ -16,7 +16,7 @@ from agent_checkpoint.errors import ConflictError
 from agent_checkpoint.workspace.ignore.rules import Rules
 from agent_checkpoint.workspace.restore.git_changes import describe_git_change
 from agent_checkpoint.workspace.restore.journal import RestoreOptions
-from agent_checkpoint.workspace.safe_open import STAGING
+from agent_checkpoint.workspace.scan.walk import STAGING
 from agent_checkpoint.workspace.tree.compare import Change, Side, differences
 from agent_checkpoint.workspace.tree.dir_state import (
     IGNORED,

@@ -29,8 +29,8 @@ from agent_checkpoint.workspace.restore.staging import (
     staged_files,
 )
 from agent_checkpoint.workspace.restore.transition import execute_plan
-from agent_checkpoint.workspace.safe_open import STAGING
 from agent_checkpoint.workspace.scan.scanner import Scanner
+from agent_checkpoint.workspace.scan.walk import STAGING
 from agent_checkpoint.workspace.tree.compare import Side, differences
 from agent_checkpoint.workspace.tree.dir_state import UNREADABLE, DirState
 from agent_checkpoint.workspace.tree.snapshot import Tree, objects_from, read_record

@@ -24,7 +24,6 @@ from agent_checkpoint.store.objects.object_format import BLOB, Object
 from agent_checkpoint.workspace.restore.atomic_rename import Entry, put
 from agent_checkpoint.workspace.restore.journal import Journal, read_journal, seal
 from agent_checkpoint.workspace.safe_open import (
-    STAGING,
     EntryChanged,
     directory_below,
     exists,
@@ -34,6 +33,7 @@ from agent_checkpoint.workspace.safe_open import (
     read_all,
     write_all,
 )
+from agent_checkpoint.workspace.scan.walk import STAGING
 from agent_checkpoint.workspace.tree.tree_format import ContentHash, Get, Item
 from agent_checkpoint.workspace.tree.tree_reader import pieces
 

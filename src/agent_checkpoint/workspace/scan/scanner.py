@@ -48,8 +48,6 @@ NamesByDir = Mapping[bytes, set[bytes]]
 class Scanner:
     """Scans one directory and caches the result."""
 
-    collection_paused = staticmethod(collection_paused)
-
     def __init__(self, path: Path, rules: Rules, limit: SnapshotLimit, *, watch: bool) -> None:
         """Start with an empty cache.
 

@@ -18,12 +18,7 @@ from agent_checkpoint.workspace.changes.changed_paths import by_parent, with_par
 from agent_checkpoint.workspace.changes.hard_links import HardLinks
 from agent_checkpoint.workspace.ignore.rule_files import rule_texts, rules_at
 from agent_checkpoint.workspace.ignore.rules import LARGEST_FILE, Rules
-from agent_checkpoint.workspace.safe_open import (
-    STAGING,
-    DirectoryOpener,
-    EntryChanged,
-    directory_below,
-)
+from agent_checkpoint.workspace.safe_open import DirectoryOpener, EntryChanged, directory_below
 from agent_checkpoint.workspace.scan.dir_builder import DirBuilder, assemble
 from agent_checkpoint.workspace.scan.nested_stores import FORMAT_DIR, STORE_NAMES, is_store
 from agent_checkpoint.workspace.scan.reading.entry_reader import ReadRequest, ReadResult
@@ -48,6 +43,8 @@ if TYPE_CHECKING:
     from agent_checkpoint.workspace.changes.inotify import Watcher
     from agent_checkpoint.workspace.changes.overlay_upper import OverlayUpper
 
+STAGING = b".agent-checkpoint-restore"
+"""The staging directory of restores, in the root; never captured."""
 _SPECIALS = {
     stat.S_IFIFO: "a fifo",
     stat.S_IFSOCK: "a socket",
