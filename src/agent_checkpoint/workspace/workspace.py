@@ -204,6 +204,9 @@ class Workspace:
         """Paths that the last snapshot ignored.
 
         An ignored directory includes everything below it.
+
+        Raises:
+            IntegrityError: the stat index is damaged.
         """
         state = self._scanner.dir_state
         return [] if state is None else sorted(map(os.fsdecode, state.left_out()))

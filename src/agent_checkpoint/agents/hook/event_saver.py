@@ -30,6 +30,7 @@ from agent_checkpoint.errors import (
     UNUSABLE,
     CheckpointError,
     ConflictError,
+    IntegrityError,
     InvalidInputError,
     StorageError,
 )
@@ -277,7 +278,11 @@ def repository_root(place: str) -> str:
 
 def _log_excluded(workspace: Workspace) -> None:
     """Log the paths that ignore rules exclude, because the rules of a project are untrusted."""
-    names = workspace.left_out
+    try:
+        names = workspace.left_out
+    except IntegrityError as error:  # the files are saved
+        log_failure(str(error))
+        return
     if names:
         root = short_repr(str(workspace.path))
         some = _some(", ", [short_repr(name) for name in names])

@@ -132,7 +132,8 @@ class Ledger:
     def _apply_up_to(self, own: int) -> None:
         """Apply the new records, the own one among them. Raises IntegrityError."""
         records = self.stream.read(max(self.seq - 1, 0))
-        if self.seq and not any(seq >= self.seq and seq != own for seq, _ in records):
+        known = {number for seq, record in records for number in (seq, effective_seq(seq, record))}
+        if self.seq and (self.seq not in known or own <= self.seq):
             raise self._truncated("The new record follows what is left.")
         self._apply([(seq, record) for seq, record in records if seq > self.seq])
 

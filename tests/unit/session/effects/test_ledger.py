@@ -255,15 +255,22 @@ def test_an_epoch_among_those_of_many_others(ledger: Ledger, monkeypatch: Any) -
     assert found == {"other": 2, "work": 1}
 
 
-def test_an_epoch_after_records_that_were_lost(ledger: Ledger, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("others", [0, 3])
+def test_an_epoch_after_records_that_were_lost(
+    ledger: Ledger, monkeypatch: Any, others: int
+) -> None:
     start(ledger)
     again(ledger).append("epoch", session="other", epoch=1)
     append = ledger.stream.append
 
     def append_later(*args: Any, **options: Any) -> Any:
-        if options["after"] is None:
-            ledger.store.backend.remove("fx/family", [1, 2])
-        return append(*args, **options)
+        if options["after"] is not None:
+            return append(*args, **options)
+        ledger.store.backend.remove("fx/family", [1, 2])
+        appended = append(*args, **options)
+        for number in range(others):
+            again(ledger).append("epoch", session=f"later {number}", epoch=1)
+        return appended
 
     monkeypatch.setattr(ledger.stream, "append", append_later)
     with pytest.raises(IntegrityError, match="'family' was truncated"):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.store.objects.object_format import BLOB, PlainObject, TerminalRef, make_object
 from agent_checkpoint.workspace.safe_open import (
-    DirectoryOpener,
     EntryChanged,
     OpenFile,
     read_stable,
@@ -51,15 +50,8 @@ class ReadRequest(NamedTuple):
     is_link: bool
 
 
-class DirectoryRequest(NamedTuple):
-    """Files and links to read in one directory."""
-
-    path: bytes
-    requests: Sequence[ReadRequest]
-
-
 class EntryReader:
-    """Reads files and links of directories."""
+    """Reads files and links of open directories."""
 
     def __init__(self, add: Callable[[str, PlainObject], None], put: Put) -> None:
         """Set the receivers.
@@ -85,19 +77,6 @@ class EntryReader:
             return ReadResult(None, is_changing=True)
         except OSError as error:
             return ReadResult(None, note=Note(UNREADABLE, error.strerror or type(error).__name__))
-
-    def read_below(self, root: int, directories: Sequence[DirectoryRequest]) -> list[ReadResult]:
-        """Read entries of directories below an open root, which are opened by their paths."""
-        results: list[ReadResult] = []
-        with DirectoryOpener(os.dup(root)) as opener:
-            for path, requests in directories:
-                try:
-                    directory = opener.open(path)
-                except OSError:  # it was moved, removed or replaced since it was listed
-                    results += [ReadResult(None, is_changing=True)] * len(requests)
-                    continue
-                results += [self.read(directory, each) for each in requests]
-        return results
 
     def _read_small(self, directory: int, name: bytes) -> ReadResult:
         data, stat, signature, is_stable = read_whole(directory, name)

@@ -8,7 +8,6 @@ continues.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -102,7 +101,7 @@ class FileReader:
     def settle(self) -> None:
         """Wait for all results. Raises the same errors as `read`."""
         if self._pool is not None:
-            self._pool.settle(partial(self._entries.read_below, self._root))
+            self._pool.settle()
         if self._background is not None:
             self._hand_over_all()  # now, so that they are stored while directories are assembled
 

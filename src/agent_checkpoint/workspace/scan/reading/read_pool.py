@@ -1,8 +1,8 @@
 """The reader processes of one scan. Owns starting, feeding and killing them.
 
-The scan lists and stats everything itself, counts the limit, and stores all objects. It hands files
-to the processes, which read them while it walks on. Whatever none of them has got when the walk
-ends, the scan reads itself, so it never waits for more than what is on its way.
+The scan lists and stats everything itself, counts the limit, and stores all objects. It gives files
+to a process that has room for them, and reads them itself if none has. So nothing waits for a slow
+process until the end, and the number of files and bytes on their way is bounded.
 """
 
 from __future__ import annotations
@@ -17,13 +17,10 @@ from agent_checkpoint.backends.os_support.own_program import start_on_further_co
 from agent_checkpoint.errors import WorkspaceError
 from agent_checkpoint.options import Compression
 from agent_checkpoint.workspace.scan.reading.chunking import CHUNKED_FROM
-from agent_checkpoint.workspace.scan.reading.entry_reader import (
-    DirectoryRequest,
-    ReadRequest,
-    ReadResult,
-)
+from agent_checkpoint.workspace.scan.reading.entry_reader import ReadRequest, ReadResult
 from agent_checkpoint.workspace.scan.reading.read_messages import (
     READY,
+    DirectoryRequest,
     decode_answer,
     encode_request,
     read_message,
@@ -36,12 +33,9 @@ _BATCH_FILES = 64
 _BATCH_BYTES = 2 << 20
 _BATCHES = 4
 """The batches that a process has at a time, so that it need not wait for a busy scan."""
-_WAITING_BATCHES = 64
-"""The batches that wait for a process. The scan reads files itself if there are more."""
 
 Results = dict[bytes, ReadResult]
 Receive = Callable[[Mapping[str, bytes]], None]
-ReadHere = Callable[[Sequence[DirectoryRequest]], Sequence[ReadResult]]
 
 
 class _Batch:
@@ -89,7 +83,7 @@ class ReadPool:
         self._receive = receive
         self._workers: list[_Worker] = []
         self._batch = _Batch()
-        self._waiting: deque[_Batch] = deque()
+        self._target: _Worker | None = None
         self._changed = Condition()
         self._error: BaseException | None = None
         self._is_closed = False
@@ -128,29 +122,20 @@ class ReadPool:
             WorkspaceError: a process has died.
             StorageError: the store failed.
         """
-        self._feed()
+        self._check()
+        if self._target is None:
+            self._target = self._idle_worker()
         small = [each for each in requests if each.size <= CHUNKED_FROM]
-        if len(self._waiting) >= _WAITING_BATCHES or not small:
+        if self._target is None or not small:
             return requests
         if self._batch.add(path, small, results):
-            self._waiting.append(self._batch)
-            self._batch = _Batch()
+            self._send()
         return [each for each in requests if each.size > CHUNKED_FROM]
 
-    def settle(self, read: ReadHere) -> None:
-        """Wait until all results are there. Raises the same errors as `take`.
-
-        Args:
-            read: reads a batch in this process, because no other one has room for it.
-        """
+    def settle(self) -> None:
+        """Wait until all results are there. Raises the same errors as `take`."""
         if self._batch.files:
-            self._waiting.append(self._batch)
-            self._batch = _Batch()
-        while self._waiting:
-            self._feed()
-            if self._waiting:
-                batch = self._waiting.pop()
-                batch.fill(read(batch.request))
+            self._send()
         with self._changed:
             self._changed.wait_for(
                 lambda: self._error is not None or not any(each.sent for each in self._workers)
@@ -199,19 +184,15 @@ class ReadPool:
                 worker.sent.popleft()
                 self._changed.notify_all()
 
-    def _feed(self) -> None:
-        """Send waiting batches to processes that have room for them."""
-        self._check()
-        while self._waiting and (worker := self._idle_worker()) is not None:
-            self._send(worker, self._waiting.popleft())
-
     def _idle_worker(self) -> _Worker | None:
         ready = [each for each in self._workers if each.is_ready and len(each.sent) < _BATCHES]
         return min(ready, key=lambda each: len(each.sent), default=None)
 
-    def _send(self, worker: _Worker, batch: _Batch) -> None:
-        if worker.process.stdin is None:
-            raise AssertionError("unreachable: it is a pipe")
+    def _send(self) -> None:
+        batch, self._batch = self._batch, _Batch()
+        worker, self._target = self._target, None
+        if worker is None or worker.process.stdin is None:
+            raise AssertionError("unreachable: a batch has a process with a pipe")
         worker.sent.append(batch)
         try:
             write_message(worker.process.stdin, encode_request(batch.request))

@@ -14,14 +14,12 @@ import pytest
 from agent_checkpoint import CheckpointManager, Workspace, WorkspaceError
 from agent_checkpoint.backends.memory import MemoryBackend
 from agent_checkpoint.backends.os_support import own_program
+from agent_checkpoint.store.objects.object_format import Object, open_object
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.scan.reading import file_reader, read_pool
-from agent_checkpoint.workspace.scan.reading.entry_reader import (
-    DirectoryRequest,
-    ReadRequest,
-    ReadResult,
-)
+from agent_checkpoint.workspace.scan.reading.entry_reader import ReadRequest, ReadResult
 from agent_checkpoint.workspace.scan.reading.read_messages import (
+    DirectoryRequest,
     decode_answer,
     decode_request,
     encode_answer,
@@ -76,12 +74,14 @@ def fill(root: Path, seed: int, files: int = 300) -> None:
     os.mkfifo(root / "fifo")
 
 
-def snapshot(root: Path) -> "tuple[Tree, dict[str, bytes]]":
+def snapshot(root: Path) -> "tuple[Tree, dict[str, Object]]":
+    """The tree, and the verified objects: zlib and isal, which is loaded later, pack differently."""
     backend = MemoryBackend()
     with Workspace(root, Store(backend), watch=False) as workspace:
         tree = workspace.snapshot()
     names = [info.id for info in backend.list_objects()]
-    return tree, backend.get_objects(names)
+    stored = backend.get_objects(names)
+    return tree, {name: open_object(name, stored[name]) for name in names}
 
 
 @pytest.mark.slow
@@ -101,29 +101,6 @@ def test_tree_and_objects_are_those_of_one_process(
         alone.notes,
     )
     assert same == objects
-
-
-@pytest.mark.parametrize("waiting", [0, 1, 1000])
-def test_the_scan_reads_what_no_process_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiting: int, request: pytest.FixtureRequest
-) -> None:
-    fill(tmp_path, 4)
-    alone, objects = snapshot(tmp_path)
-    request.getfixturevalue("parallel")
-    here: list[int] = []
-    settle = read_pool.ReadPool.settle
-
-    def count(self: read_pool.ReadPool, read: read_pool.ReadHere) -> None:
-        here.append(sum(each.files for each in self._waiting))
-        settle(self, read)
-
-    monkeypatch.setattr(read_pool.ReadPool, "settle", count)
-    monkeypatch.setattr(read_pool.ReadPool, "_idle_worker", lambda self: None)
-    monkeypatch.setattr(read_pool, "_BATCH_FILES", 8)
-    monkeypatch.setattr(read_pool, "_WAITING_BATCHES", waiting)
-    together, same = snapshot(tmp_path)
-    assert (together.root, together.notes, same) == (alone.root, alone.notes, objects)
-    assert bool(here[0]) == bool(waiting)
 
 
 @pytest.mark.slow
@@ -180,10 +157,10 @@ def test_a_directory_that_is_moved_meanwhile_is_scanned_again(
         (tmp_path / "before" / f"{number}").write_text(f"{number}")
     settle = read_pool.ReadPool.settle
 
-    def move(self: read_pool.ReadPool, read: read_pool.ReadHere) -> None:
+    def move(self: read_pool.ReadPool) -> None:
         if (tmp_path / "before").exists():  # listed, and not read yet
             (tmp_path / "before").rename(tmp_path / "after")
-        settle(self, read)
+        settle(self)
 
     monkeypatch.setattr(read_pool.ReadPool, "settle", move)
     with Workspace(tmp_path, CheckpointManager().store, watch=False) as workspace:
