@@ -75,7 +75,7 @@ def fill(root: Path, seed: int, files: int = 300) -> None:
 
 
 def snapshot(root: Path) -> "tuple[Tree, dict[str, Object]]":
-    """The tree, and the verified objects: zlib and isal, which is loaded later, pack differently."""
+    """The tree and its objects, verified: isal, which is loaded later, packs as zlib does not."""
     backend = MemoryBackend()
     with Workspace(root, Store(backend), watch=False) as workspace:
         tree = workspace.snapshot()
