@@ -106,7 +106,7 @@ def test_snapshot_in_a_new_process(counts: Counter[str], tmp_path: Path, work: P
         workspace.snapshot()
     # Once for each file that it shares; later saves trust the last checkpoint.
     assert counts.pop("objects asked for") < FILES
-    assert steps(counts) == {"commits": 1, "scans": 1, "stream reads": 4}
+    assert steps(counts) == {"commits": 1, "scans": 1, "stream reads": 3}
 
 
 def test_rollback_with_files(counts: Counter[str], tmp_path: Path, work: Path) -> None:
