@@ -67,7 +67,7 @@ class Stage:
         self.stored: dict[str, int] = {}
         self.pragmas: list[str] = []
         self.first_tree = ""
-        """The id of the first snapshot of ours."""
+        """The id of the last first snapshot of ours, until a file is changed."""
         self.accelerators: dict[str, list[str]] = {}
         self.absent: dict[str, str] = missing() | library_peers.missing()
         """Why a side has no figures, or a kind of work no figures of ours."""
@@ -81,6 +81,7 @@ class Stage:
     def change(self) -> tuple[Path, bytes]:
         """Add a line to a source file, another one each time; which one, and what it was before."""
         self._changes += 1
+        self.first_tree = ""
         path = self.checkout.path / self.checkout.source(self._changes)
         before = path.read_bytes()
         path.write_bytes(before + f"# change {self._changes}\n".encode())
