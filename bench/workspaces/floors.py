@@ -133,7 +133,7 @@ class Floor:
         return _taken(work)
 
     def first_guarded(self, tree: str) -> dict[str, Any]:
-        """Take the first snapshot with all that is guaranteed; `tree` is the id of ours, if known."""
+        """Take the first snapshot with all that is guaranteed; ours has the id `tree`, if known."""
         guarded = FirstFloor(self.directory, Path(self.database).with_name("guarded.db"))
         found: list[str] = []
         taken = _taken(lambda: found.append(guarded.run()))
