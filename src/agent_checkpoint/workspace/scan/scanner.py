@@ -288,7 +288,7 @@ class Scanner:
         state = self._stat_pass(root, writer, reader)
         if state is not None:
             self._last_full_scan = now
-            return state
+            return self._catch_up(root, writer, reader, state)
         known, is_copy = self._cache.dir_state, self._cache.is_copy
         try:
             walk = self._tree_walk(root, writer, reader)
@@ -306,7 +306,24 @@ class Scanner:
         self._cache.is_copy = False
         self._watches_all = self._source is not None
         self._links, self._lost = walk.links, walk.lost
-        return state
+        return self._catch_up(root, writer, reader, state)
+
+    def _catch_up(self, root: int, writer: Writer, reader: FileReader, state: DirState) -> DirState:
+        """Scan what changed during a walk: a file that was moved may be missing at both paths.
+
+        Needs watches, which are set before a directory is listed. Later changes stay in the queue.
+        """
+        if self._source is None or self._source.is_exact:
+            return state
+        events, found = self._source.drain(), None
+        if events is not None and not events.names:
+            return state
+        if events is not None and not self._has_rule_file(events.names):
+            found = self._scan_changed(root, writer, reader, state, events)
+        if found is None:
+            self.close()  # the next scan covers everything
+            return state
+        return found
 
     def _stat_pass(self, root: int, writer: Writer, reader: FileReader) -> DirState | None:
         """Stat every entry of a known tree and scan those that differ; None if that fails."""

@@ -108,16 +108,19 @@ def test_isal_and_zlib_read_what_the_other_writes(
         assert open_object(name, stored).payload == made.payload
 
 
-def test_only_much_data_imports_isal(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("size", "calls"), [(500, 15), (8 << 10, 8), (60 << 10, 2)])
+def test_many_calls_or_much_data_import_isal(
+    monkeypatch: pytest.MonkeyPatch, size: int, calls: int
+) -> None:
     monkeypatch.setattr(compression, "_zlib", None)
     monkeypatch.setattr(compression, "_seen", 0)
-    monkeypatch.setattr(compression, "_ISAL_FROM", 10_000)
     monkeypatch.setitem(sys.modules, "isal", None)
-    for _ in range(15):
-        compression.unpack(compression.pack(b"text " * 100), 1000)
+    data = b"text " * (size // 5)
+    for _ in range(calls - 1):
+        compression.pack(data)
         assert compression._zlib is None
-    for _ in range(15):
-        compression.unpack(compression.pack(b"text " * 100), 1000)
+    compression.pack(data)
+    compression.pack(data)
     assert compression._zlib is zlib  # not installed
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Workspace, WorkspaceError
 from agent_checkpoint.errors import StorageError
-from agent_checkpoint.workspace.scan import scanner, walk
-from agent_checkpoint.workspace.scan.reading import entry_reader
+from agent_checkpoint.workspace.scan import scanner, stat_pass, walk
+from agent_checkpoint.workspace.scan.reading import entry_reader, file_reader
 from agent_checkpoint.workspace.scan.scan_cache import ScanCache
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import EncodedDirectory, Item
@@ -50,6 +50,70 @@ def sees_everything(workspace: Workspace) -> bool:
         fresh.bytes,
         fresh.notes,
     )
+
+
+# -- changes during a walk -----------------------------------------------------------------------
+
+
+def _replace(root: Path) -> None:
+    (root / "a" / "b").rename(root / "old")
+    (root / "a" / "b").mkdir()
+    (root / "a" / "b" / "z").write_text("another")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda root: (root / "z").rename(root / "0"),
+        lambda root: (root / "a").rename(root / "0"),
+        lambda root: (root / "a" / "b").rename(root / "b"),
+        lambda root: (root / "z").rename(root / "a" / "b" / "z"),
+        _replace,
+        lambda root: (root / ".checkpointignore").write_text("x\n"),
+    ],
+    ids=["file", "directory", "directory up", "file down", "replaced", "rules"],
+)
+def test_a_first_snapshot_has_what_moved_meanwhile(
+    root: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object]
+) -> None:
+    if not can_watch(root):
+        pytest.skip("changes cannot be watched here")
+    (root / "z").write_text("three")
+    real, changes = file_reader.FileReader.settle, [change]
+
+    def settle(reader: file_reader.FileReader) -> None:
+        if changes:
+            changes.pop()(root)
+        real(reader)
+
+    monkeypatch.setattr(file_reader.FileReader, "settle", settle)
+    with Workspace(root, CheckpointManager().store) as workspace:
+        found = workspace.snapshot()
+        assert not changes
+        if (root / ".checkpointignore").exists():
+            found = workspace.snapshot()  # other rules: the next one applies them
+        assert (found.id, found.files) == (full_scan(root).id, full_scan(root).files)
+        assert sees_everything(workspace)
+        (root / "later").write_text("later")
+        assert sees_everything(workspace)
+
+
+def test_a_stat_pass_has_what_moved_meanwhile(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not can_watch(root):
+        pytest.skip("changes cannot be watched here")
+    (root / "z").write_text("three")
+    with Workspace(root, CheckpointManager().store) as workspace:
+        workspace.snapshot()
+        real = stat_pass.StatPass.run
+
+        def run(self: stat_pass.StatPass, known: Any) -> None:
+            real(self, known)
+            (root / "z").rename(root / "a" / "z")
+
+        monkeypatch.setattr(stat_pass.StatPass, "run", run)
+        found = workspace.snapshot(full=True)
+        assert found.id == full_scan(root).id
+        assert sees_everything(workspace)
 
 
 # -- files with several names --------------------------------------------------------------------
