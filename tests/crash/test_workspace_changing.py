@@ -426,8 +426,9 @@ def test_a_change_that_no_time_tells(ws, place, size, monkeypatch):
     assert not tree.incomplete
 
 
-def test_a_directory_that_goes_while_it_is_looked_at(ws, place, monkeypatch):
-    """It is captured as it was when the look began, as a whole, and the next look misses it."""
+@pytest.mark.parametrize("watch", [True, False], ids=["watching", "not watching"])
+def test_a_directory_that_goes_while_it_is_looked_at(place, scratch, monkeypatch, watch):
+    """Its watch tells that it went. Without, it is captured whole, and the next look misses it."""
     (place / "d").mkdir()
     (place / "d" / "f").write_bytes(b"a file")
     scandir = os.scandir
@@ -440,17 +441,22 @@ def test_a_directory_that_goes_while_it_is_looked_at(ws, place, monkeypatch):
             return contextmanager(lambda: iter([moved]))()
         return found
 
-    monkeypatch.setattr(os, "scandir", scan_and_change)
-    tree = ws.snapshot()
-    monkeypatch.undo()
-    assert not tree.incomplete
-    found = stored(tree)
-    assert found.pop("d/f") == file("a file")
-    del found["d"]
-    check_same(found, QUIET)
-    check_same(stored(ws.snapshot()), QUIET)
-    (place.parent / "away").rename(place / "d")
-    assert stored(ws.snapshot())["d/f"] == file("a file")
+    with (
+        CheckpointManager(backend="sqlite", path=scratch / "store") as manager,
+        Workspace(place, manager.store, watch=watch) as ws,
+    ):
+        monkeypatch.setattr(os, "scandir", scan_and_change)
+        tree = ws.snapshot()
+        monkeypatch.undo()
+        assert not tree.incomplete
+        found = stored(tree)
+        if not watch:
+            assert found.pop("d/f") == file("a file")
+            del found["d"]
+        check_same(found, QUIET)
+        check_same(stored(ws.snapshot()), QUIET)
+        (place.parent / "away").rename(place / "d")
+        assert stored(ws.snapshot())["d/f"] == file("a file")
 
 
 @pytest.mark.parametrize("watch", [True, False], ids=["watching", "not watching"])
