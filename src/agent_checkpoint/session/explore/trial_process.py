@@ -56,7 +56,6 @@ _USED = (
     "agent_checkpoint.session.tool_runner",
     "agent_checkpoint.session.tools.recorded_calls",
     "agent_checkpoint.store.archive.importer",
-    "agent_checkpoint.workspace.capture",
     "agent_checkpoint.workspace.fork.fork_directory",
     "agent_checkpoint.workspace.tree.workspace_diff",
     "agent_checkpoint.workspace.workspace",
