@@ -1,4 +1,4 @@
-"""The file systems of a workspace. Owns the list of those that raise an event for every change.
+"""The file systems of a workspace. Owns what can be relied on: events, times of directories.
 
 An event is raised only in the kernel that makes the change. Changes on another machine (network
 file systems) or in a server process (FUSE) raise none here.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from agent_checkpoint.backends.os_support.mounts import Mount, mount_table
@@ -19,6 +20,13 @@ LOCAL = frozenset(
 )
 """File systems that only this kernel changes. Not network file systems, FUSE, /proc or shared
 folders of virtual machines. Unknown ones count as unsafe: a change without an event would be lost.
+"""
+
+_TIMED = frozenset(b"btrfs ext3 ext4 overlay tmpfs xfs zfs".split())
+"""File systems that set mtime and ctime of a directory whenever a name is added or removed.
+
+Others may do so, too, but keep times of whole seconds, keep old ones in a cache, or lose them in a
+crash that the new name survives.
 """
 
 _MOUNT_ID = re.compile(rb"^mnt_id:\s*(\d+)", re.MULTILINE)
@@ -39,18 +47,39 @@ def inspect_root(fd: int) -> WatchedRoot:
         OSError: the root or a mount below it may change without events, or its file system is
             unknown.
     """
-    path = os.readlink(b"/proc/self/fd/%d" % fd)
-    own = mount_id(fd)
-    mounts = mounts_around(path)
-    if not any(mount.id == own for mount in mounts):
-        raise OSError(f"the file system of {_shown(path)} is unknown")
-    for mount in mounts:
-        is_visible = mount.id == own or mount.place.startswith(_with_slash(path))
-        if is_visible and mount.kind not in LOCAL:
+    path, mounts = _place(fd)
+    for mount in _visible(fd, path, mounts):
+        if mount.kind not in LOCAL:
             raise OSError(
                 f"{_shown(mount.place)} is {_shown(mount.kind)}, which may change without events"
             )
     return WatchedRoot(path, os.fstat(fd), mounts)
+
+
+def sets_directory_times(fd: int) -> bool:
+    """Return whether each directory below an open root has new times after a change of its names.
+
+    False if that is unknown.
+    """
+    try:
+        return all(mount.kind in _TIMED for mount in _visible(fd, *_place(fd)))
+    except OSError:
+        return False
+
+
+def _place(fd: int) -> tuple[bytes, frozenset[Mount]]:
+    """Return the path of an open root and the mounts around it. Raises OSError."""
+    path = os.readlink(b"/proc/self/fd/%d" % fd)
+    return path, mounts_around(path)
+
+
+def _visible(fd: int, path: bytes, mounts: Collection[Mount]) -> list[Mount]:
+    """Return the mount of an open root and those below it. Raises OSError if it is unknown."""
+    own = mount_id(fd)
+    if not any(mount.id == own for mount in mounts):
+        raise OSError(f"the file system of {_shown(path)} is unknown")
+    below = _with_slash(path)
+    return [mount for mount in mounts if mount.id == own or mount.place.startswith(below)]
 
 
 def mount_id(fd: int) -> bytes | None:

@@ -9,6 +9,7 @@ from agent_checkpoint.workspace.scan.reading.entry_reader import ReadResult
 from agent_checkpoint.workspace.tree.dir_state import (
     IGNORED,
     NO_NOTES,
+    NO_TIMES,
     RULES,
     SIGNATURE,
     UNREADABLE,
@@ -43,6 +44,7 @@ class DirBuilder:
         "rule_texts",
         "signatures",
         "subdirs",
+        "times",
     )
 
     def __init__(self, path: bytes, old: DirState | None, parent: DirBuilder | None) -> None:
@@ -56,6 +58,8 @@ class DirBuilder:
         self.subdirs: dict[bytes, DirState] = {}
         self.rule_texts: dict[bytes, bytes] = {}
         """The contents of its rule files, as they were applied."""
+        self.times = NO_TIMES
+        """Its mtime and ctime before it was listed."""
         self.is_same = False
         """Whether names and signatures equal the old ones; subdirectories may have changed."""
         self.changes: dict[bytes, bytes | None] | None = None
@@ -102,6 +106,7 @@ def _dir_state(builder: DirBuilder, get: Get, put: Put) -> DirState:
         and old.notes == builder.notes
         and builder.subdirs == old.subdirs
     ):
+        old.times = builder.times
         return old
     items, signatures = _items(builder, get)
     is_same = old is not None and old.has_items and items == old.items(get)
@@ -125,6 +130,7 @@ def _dir_state(builder: DirBuilder, get: Get, put: Put) -> DirState:
         size=size,
         has_notes=has_notes,
         is_stored=old is not None and is_same and old.is_stored,
+        times=builder.times,
         items=items,
     )
 
@@ -208,6 +214,7 @@ def _changed_state(
         size=size,
         has_notes=has_notes,
         is_stored=is_same and old.is_stored,
+        times=NO_TIMES if is_renamed or old.notes.keys() != builder.notes.keys() else old.times,
         items=items,
         names=names,
         encoded=encoded,

@@ -333,11 +333,13 @@ class Scanner:
         source = None if self._watches_all else self._source
         try:
             with block_forks():
+                from agent_checkpoint.workspace.changes.file_systems import sets_directory_times
                 from agent_checkpoint.workspace.scan.stat_pass import (
                     StatPass,  # not in a first scan
                 )
 
-            stat_pass = StatPass(root, None if source is None else source.add)
+            watch = None if source is None else source.add
+            stat_pass = StatPass(root, watch, by_times=sets_directory_times(root))
             index = self._cache.index_file() if source is None else None
             if index is not None and known.files >= PARALLEL_FROM_FILES:
                 with block_forks():

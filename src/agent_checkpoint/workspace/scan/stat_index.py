@@ -14,7 +14,7 @@ the first record of the index and go on in the update.
     update      magic, SHA-256 of the rest; SHA-256 in the index, place of the root, bytes of the
                 records; records; the position in a change journal, which may be empty
     record      numbers of names and subdirectories, bytes of names and notes, whether there are
-                notes here or below, files, bytes, id, object; names, joined with slashes;
+                notes here or below, files, bytes, times, id, object; names, joined with slashes;
                 signatures; per subdirectory its place and its number among the names; notes (JSON)
     place       offset, bytes
 """
@@ -39,12 +39,12 @@ from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.workspace.tree.dir_state import NO_NOTES, SIGNATURE, DirState, Note
 from agent_checkpoint.workspace.tree.tree_format import Stored
 
-_MAGIC = b"agent-checkpoint index 5\n"
-_UPDATE_MAGIC = b"agent-checkpoint index update 5\n"
+_MAGIC = b"agent-checkpoint index 6\n"
+_UPDATE_MAGIC = b"agent-checkpoint index update 6\n"
 _DIGEST = hashlib.sha256().digest_size
 _HEAD = struct.Struct("<QQI")
 _UPDATE_HEAD = struct.Struct(f"<{_DIGEST}sQIQ")
-_ROW = struct.Struct("<IIII?QQ32s32s")
+_ROW = struct.Struct("<IIII?QQ16s32s32s")
 _STORED = struct.Struct(f"<{_ROW.size - 64}x32s32s")
 """The ids, in a record."""
 _SUBDIR = struct.Struct("<QII")
@@ -415,6 +415,7 @@ class _IndexedDir(DirState):
         data, at = records.find(self._at, self._size)
         row = _ROW.unpack_from(data, at)
         count, below, names_size, notes_size, self.has_notes, self.files, self.bytes = row[:7]
+        self.times = row[7]
         names = at + _ROW.size
         signatures = names + names_size
         subdirs_at = signatures + count * SIGNATURE.size
@@ -460,7 +461,7 @@ def _encode(
                 below += _SUBDIR.pack(*places[subdirs[name]], number)
         counts = len(state.signatures) // SIGNATURE.size, len(subdirs)
         sizes = len(state.packed_names), len(notes)
-        about = state.has_notes, state.files, state.bytes
+        about = state.has_notes, state.files, state.bytes, state.times
         at = len(records)
         records += _ROW.pack(*counts, *sizes, *about, *map(bytes.fromhex, state.stored))
         for piece in (state.packed_names, state.signatures, below, notes):

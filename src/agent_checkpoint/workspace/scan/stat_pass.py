@@ -1,7 +1,10 @@
 """The stat pass: finds the changed paths of a known directory tree by stat signatures.
 
 Most directories are unchanged, so the cost of a full scan is the cost of checking these. The pass
-allocates as little as possible for an unchanged directory.
+allocates as little as possible for an unchanged directory. A directory whose mtime and ctime are
+those of its known state has the same names: it is not opened, and only its known entries are looked
+up. A parent that is swapped for a symlink meanwhile gives the signatures of other files, which
+differ.
 """
 
 from __future__ import annotations
@@ -9,14 +12,16 @@ from __future__ import annotations
 import os
 import stat
 import struct
+import time
 from collections.abc import Callable, Collection, Mapping
 
 from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths
 from agent_checkpoint.workspace.changes.hard_links import HardLinks
-from agent_checkpoint.workspace.safe_open import DirectoryOpener
+from agent_checkpoint.workspace.safe_open import DirectoryOpener, reliable_times
 from agent_checkpoint.workspace.tree.dir_state import (
     SIGNATURE,
     STORE,
+    TIMES,
     DirState,
     Note,
     stat_signature,
@@ -24,19 +29,27 @@ from agent_checkpoint.workspace.tree.dir_state import (
 
 _TYPE, _DIRECTORY = 0o170000, stat.S_IFDIR
 
+_Subdirs = dict[bytes, os.stat_result]
+
 
 class StatPass:
     """One pass over a known tree."""
 
-    def __init__(self, root: int, watch: Callable[[int, bytes], None] | None) -> None:
+    def __init__(
+        self, root: int, watch: Callable[[int, bytes], None] | None, *, by_times: bool
+    ) -> None:
         """Prepare the pass.
 
         Args:
             root: the descriptor of the directory.
             watch: called with every directory before it is listed; None if all are watched.
+            by_times: whether the times of a directory tell that its names are the same.
         """
         self._root = root
         self._watch = watch
+        self.by_times = by_times and watch is None
+        """Whether the times of a directory tell that its names are the same."""
+        self._began = time.time_ns()
         self.links = HardLinks()
         """The files with several hard links."""
         self.changed = ChangedPaths({}, set())
@@ -57,54 +70,89 @@ class StatPass:
             OSError: a known directory was removed, or is no longer a directory.
         """
         left: list[bytes] = []
+        status = os.lstat(path or b".", dir_fd=self._root)
         with DirectoryOpener(os.dup(self._root)) as opener:
-            stack = [(path, known)]
+            stack = [(path, known, status)]
             while stack:
-                path, state = stack.pop()
+                path, state, status = stack.pop()
                 if path in leave:
                     left.append(path)
                     continue
-                subdirs = self._compare(path, opener.open(path), state)
+                subdirs = self._look_up(path, state, status)
+                if subdirs is None:
+                    subdirs = self._list(path, opener.open(path), state, status)
                 if subdirs:
-                    start = path + b"/" if path else b""
-                    stack += [(start + name, subdir) for name, subdir in subdirs.items()]
+                    start, known_subdirs = path + b"/" if path else b"", state.subdirs
+                    stack += [
+                        (start + name, known_subdirs[name], status)
+                        for name, status in subdirs.items()
+                    ]
         return left
 
-    def _compare(self, path: bytes, fd: int, state: DirState) -> Mapping[bytes, DirState]:
-        """Compare one directory; return its subdirectories that were not replaced."""
+    def _look_up(self, path: bytes, state: DirState, status: os.stat_result) -> _Subdirs | None:
+        """Stat the known entries of a directory; None if it has changed, or may have others."""
+        if not self.by_times or state.times != _times(status):
+            return None
+        lstat, pack, root = os.lstat, SIGNATURE.pack, self._root
+        start = path + b"/" if path else b""
+        signatures: list[bytes] = []
+        subdirs: _Subdirs = {}
+        try:
+            for name in state.names:
+                status = lstat(start + name, dir_fd=root)
+                mode = status.st_mode
+                if mode & _TYPE == _DIRECTORY:
+                    signatures.append(pack(0, 0, 0, status.st_ino, mode))
+                    subdirs[name] = status
+                    continue
+                if status.st_nlink > 1:
+                    self.links.add(status, path, name)
+                size, inode = status.st_size, status.st_ino
+                signatures.append(pack(size, status.st_mtime_ns, status.st_ctime_ns, inode, mode))
+            for name, note in state.notes.items():
+                if not note.is_captured:
+                    kind = stat.S_IFMT(lstat(start + name, dir_fd=root).st_mode)
+                    if not _is_still_left_out(note, kind):
+                        return None
+        except (FileNotFoundError, struct.error):  # it was removed just now; see `stat_signature`
+            return None
+        return subdirs if b"".join(signatures) == state.signatures else None
+
+    def _list(self, path: bytes, fd: int, state: DirState, status: os.stat_result) -> _Subdirs:
+        """List a directory and compare it; return its subdirectories that were not replaced."""
         if self._watch is not None:
             self._watch(fd, path)
         pack = SIGNATURE.pack
         present: dict[str, bytes] = {}
+        subdirs: dict[str, os.stat_result] = {}
         with os.scandir(fd) as entries:
             for entry in entries:
                 try:
-                    status = entry.stat(follow_symlinks=False)
+                    found = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
-                mode = status.st_mode
+                mode = found.st_mode
                 if mode & _TYPE == _DIRECTORY:
-                    present[entry.name] = pack(0, 0, 0, status.st_ino, mode)
+                    present[entry.name] = pack(0, 0, 0, found.st_ino, mode)
+                    subdirs[entry.name] = found
                     continue
-                if status.st_nlink > 1:
-                    self.links.add(status, path, os.fsencode(entry.name))
+                if found.st_nlink > 1:
+                    self.links.add(found, path, os.fsencode(entry.name))
                 try:
                     present[entry.name] = pack(
-                        status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, mode
+                        found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, mode
                     )
                 except struct.error:
-                    present[entry.name] = stat_signature(status)
+                    present[entry.name] = stat_signature(found)
         texts, signatures, notes = state.texts, state.signatures, state.notes
-        if len(present) == len(texts) and not notes:
-            try:
-                if b"".join([present[name] for name in texts]) == signatures:
-                    return state.subdirs
-            except KeyError:
-                pass
-        known = dict(zip(texts, state.signature_list()))
-        differing = self._differing(path, present, known, notes)
-        subdirs = state.subdirs
-        return {name: subdirs[name] for name in subdirs if os.fsdecode(name) not in differing}
+        if present.keys() == {*texts, *map(os.fsdecode, notes)}:
+            state.times = reliable_times(status, self._began)
+        differing: set[str] = set()
+        if notes or not _is_same(present, texts, signatures):
+            known = dict(zip(texts, state.signature_list()))
+            differing = self._differing(path, present, known, notes)
+        below = zip(state.subdirs, map(os.fsdecode, state.subdirs))
+        return {name: subdirs[text] for name, text in below if text not in differing}
 
     def _differing(
         self,
@@ -121,8 +169,8 @@ class StatPass:
                 continue
             kind = None if signature is None else stat.S_IFMT(SIGNATURE.unpack(signature)[4])
             note = notes.get(os.fsencode(text)) if notes else None
-            if note is not None and kind is not None and note.type == kind and note.kind != STORE:
-                continue  # still not captured; but a store may no longer be one
+            if note is not None and kind is not None and _is_still_left_out(note, kind):
+                continue
             names.add(text)
             if kind == stat.S_IFDIR:
                 name = os.fsencode(text)
@@ -132,3 +180,26 @@ class StatPass:
         if names:
             self.changed.names[path] = set(map(os.fsencode, names))
         return names
+
+
+def _is_same(present: Mapping[str, bytes], names: Collection[str], signatures: bytes) -> bool:
+    """Return whether the entries of a directory are those with these names and signatures."""
+    if len(present) != len(names):
+        return False
+    try:
+        return b"".join([present[name] for name in names]) == signatures
+    except KeyError:
+        return False
+
+
+def _is_still_left_out(note: Note, kind: int) -> bool:
+    """Return whether an entry of this type need not be looked at: a store may no longer be one."""
+    return note.type == kind and note.kind != STORE
+
+
+def _times(status: os.stat_result) -> bytes:
+    """Return the times of a directory; empty if they cannot be compared."""
+    try:
+        return TIMES.pack(status.st_mtime_ns, status.st_ctime_ns)
+    except struct.error:  # a time outside 1677 to 2262
+        return b""

@@ -15,7 +15,13 @@ from typing import Any
 from agent_checkpoint.backends.os_support.own_program import start_on_further_cores
 from agent_checkpoint.workspace.scan.stat_index import IndexFile
 from agent_checkpoint.workspace.scan.stat_pass import StatPass
-from agent_checkpoint.workspace.scan.stat_worker import NUMBER, TEXT, next_number, split
+from agent_checkpoint.workspace.scan.stat_worker import (
+    BY_TIMES,
+    NUMBER,
+    TEXT,
+    next_number,
+    split,
+)
 
 _WORKER = "agent_checkpoint.workspace.scan.stat_worker"
 _MOST_WORKERS = 4
@@ -28,7 +34,7 @@ def run_in_parallel(stat_pass: StatPass, root: int, index: IndexFile) -> None:
         OSError: a known directory was removed, or is no longer a directory.
     """
     parts = split(index.content.root)
-    with _Processes(root, index, len(parts)) as processes:
+    with _Processes(root, index, len(parts), stat_pass.by_times) as processes:
         above = stat_pass.run(index.content.root, leave={part.path for part in parts})
         remaining = dict.fromkeys(above)  # the others were removed or replaced as a whole
         while (number := processes.next_number()) is not None:
@@ -58,7 +64,7 @@ def _add(stat_pass: StatPass, found: Any) -> None:
 class _Processes:
     """One process per further core; none if none can be started."""
 
-    def __init__(self, root: int, index: IndexFile, parts: int) -> None:
+    def __init__(self, root: int, index: IndexFile, parts: int, by_times: bool) -> None:
         self._numbers, numbers = os.pipe()
         try:
             os.write(numbers, b"".join(map(NUMBER.pack, range(parts))))
@@ -66,6 +72,7 @@ class _Processes:
             os.close(numbers)
         fds = [root, self._numbers]
         places = [*map(str, fds), str(index.path), index.content.digest.hex()]
+        places.append(BY_TIMES if by_times else "")
         self._processes = list(
             start_on_further_cores(
                 _WORKER, places, most=_MOST_WORKERS, stdin=subprocess.DEVNULL, fds=fds

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Optional
 
@@ -18,7 +19,12 @@ from agent_checkpoint.workspace.changes.changed_paths import by_parent, with_par
 from agent_checkpoint.workspace.changes.hard_links import HardLinks
 from agent_checkpoint.workspace.ignore.rule_files import rule_texts, rules_at
 from agent_checkpoint.workspace.ignore.rules import LARGEST_FILE, Rules
-from agent_checkpoint.workspace.safe_open import DirectoryOpener, EntryChanged, directory_below
+from agent_checkpoint.workspace.safe_open import (
+    DirectoryOpener,
+    EntryChanged,
+    directory_below,
+    reliable_times,
+)
 from agent_checkpoint.workspace.scan.dir_builder import DirBuilder, assemble
 from agent_checkpoint.workspace.scan.nested_stores import FORMAT_DIR, STORE_NAMES, is_store
 from agent_checkpoint.workspace.scan.reading.entry_reader import ReadRequest, ReadResult
@@ -90,6 +96,7 @@ class TreeWalk:
         self.links = links or HardLinks()
         self._own_inodes = own_inodes
         self._pseudo: frozenset[int] | None = None
+        self._began = time.time_ns()
         self.lost = {} if lost is None else lost
         """Names, by directory, of entries that could not be read consistently."""
 
@@ -167,6 +174,7 @@ class TreeWalk:
         """
         if self._source is not None:
             self._source.add(fd, builder.path)  # before listing, so that no change is missed
+        builder.times = reliable_times(os.fstat(fd), self._began)
         with os.scandir(fd) as entries:
             rows = sorted([(os.fsencode(entry.name), entry) for entry in entries])
         # Only a directory with such a name can be a store. The root is checked before every walk.

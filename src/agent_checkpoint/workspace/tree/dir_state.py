@@ -1,7 +1,7 @@
 """The state of a directory at its last scan: names, stat signatures, notes. Reads no files.
 
-A `DirState` is immutable. A scan creates a new one, which shares unchanged subdirectories with the
-old one.
+A `DirState` is immutable, apart from `is_stored` and `times`. A scan creates a new one, which
+shares unchanged subdirectories with the old one.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ SIGNATURE = struct.Struct("<QqqQI")
 """The stat signature of an entry: size, mtime, ctime, inode, type and mode."""
 READ_AGAIN = bytes(SIGNATURE.size)
 """The signature of an entry that the next scan must read again; no file has it."""
+
+TIMES = struct.Struct("<qq")
+"""The mtime and the ctime of a directory."""
+NO_TIMES = bytes(TIMES.size)
+"""No times that tell whether names were added or removed; no directory has them."""
 
 _TYPE = 0o170000
 _pack = SIGNATURE.pack
@@ -96,6 +101,7 @@ class DirState:
         "signatures",
         "stored",
         "subdirs",
+        "times",
     )
 
     def __init__(
@@ -110,6 +116,7 @@ class DirState:
         *,
         has_notes: bool,
         is_stored: bool,
+        times: bytes = NO_TIMES,
         items: list[Item] | None = None,
         names: list[bytes] | None = None,
         encoded: EncodedDirectory | None = None,
@@ -126,6 +133,7 @@ class DirState:
             size: the bytes of these files.
             has_notes: whether there are notes here or below, other than of ignored entries.
             is_stored: whether a durable checkpoint refers to the object.
+            times: its mtime and ctime while it had these names and noted entries.
             items: the entries; None to read them on first use.
             names: the captured names, if they are already a list.
             encoded: the encoded entries; None to encode them on first use.
@@ -141,6 +149,8 @@ class DirState:
         """Whether there are notes here or below, other than of ignored entries."""
         self.is_stored = is_stored
         """Whether a durable checkpoint refers to its object, and thus to all objects below it."""
+        self.times = times
+        """Its mtime and ctime while it had these names and noted entries, or NO_TIMES."""
         self._items = items
         self._names = names
         self._encoded = encoded

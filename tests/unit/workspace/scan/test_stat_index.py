@@ -264,7 +264,7 @@ def damaged(data: bytes) -> "Iterator[bytes]":
     yield b""
     yield b"something else"
     yield data + b"!"
-    yield data.replace(b" 5\n", b" 9\n", 1)
+    yield data.replace(b" 6\n", b" 9\n", 1)
     for end in range(0, len(data), 997):
         yield data[:end]
     for place in range(0, len(data), 499):

@@ -1,0 +1,334 @@
+"""Directories that are not listed: their times tell that no name was added or removed."""
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_checkpoint import CheckpointManager, Workspace
+from agent_checkpoint.workspace.changes import file_systems
+from agent_checkpoint.workspace.changes.file_systems import sets_directory_times
+from agent_checkpoint.workspace.safe_open import reliable_times
+from agent_checkpoint.workspace.scan import stat_pass
+from agent_checkpoint.workspace.tree.dir_state import NO_TIMES, TIMES
+
+DIRECTORIES = 5
+RACY = 0.025
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    for place in range(DIRECTORIES):
+        (root / f"dir{place}" / "below").mkdir(parents=True)
+        for number in range(4):
+            (root / f"dir{place}" / f"file{number}").write_text(f"{place} {number}")
+    time.sleep(RACY)  # or all of them would be too new to be known by their times
+    return root
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[CheckpointManager]:
+    with CheckpointManager(backend="sqlite", path=tmp_path / "store") as manager:
+        yield manager
+
+
+@pytest.fixture(autouse=True)
+def timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests run on any file system."""
+    monkeypatch.setattr(file_systems, "sets_directory_times", lambda fd: True)
+
+
+@pytest.fixture
+def listed(monkeypatch: pytest.MonkeyPatch) -> "list[str]":
+    """The directories that a stat pass lists."""
+    paths: list[str] = []
+    compare = stat_pass.StatPass._list
+
+    def counted(self: Any, path: bytes, *rest: Any) -> Any:
+        paths.append(os.fsdecode(path))
+        return compare(self, path, *rest)
+
+    monkeypatch.setattr(stat_pass.StatPass, "_list", counted)
+    return paths
+
+
+def snapshot(root: Path, manager: CheckpointManager, **options: Any) -> str:
+    """The tree of a new process."""
+    with Workspace(root, manager.store, watch=False, **options) as workspace:
+        return workspace.snapshot().id
+
+
+def full_scan(root: Path, **options: Any) -> str:
+    return snapshot(root, CheckpointManager(), **options)
+
+
+def test_an_unchanged_directory_is_not_listed(
+    root: Path, manager: CheckpointManager, listed: "list[str]"
+) -> None:
+    before = snapshot(root, manager)
+    assert snapshot(root, manager) == before
+    assert listed == []
+
+
+def test_a_written_file_needs_one_listing_only(
+    root: Path, manager: CheckpointManager, listed: "list[str]"
+) -> None:
+    snapshot(root, manager)
+    (root / "dir1" / "file1").write_text("changed")
+    time.sleep(RACY)
+    assert snapshot(root, manager) == full_scan(root)
+    assert listed == ["dir1"]
+    assert snapshot(root, manager) == full_scan(root)
+    assert listed == ["dir1"]
+
+
+def test_a_directory_that_was_listed_once_is_not_listed_again(
+    root: Path, manager: CheckpointManager, listed: "list[str]"
+) -> None:
+    """As an editor saves: a new file is renamed over the old one, and all names are as before."""
+    snapshot(root, manager)
+    for content in ("one", "two"):
+        (root / "dir1" / "file1.tmp").write_text(content)
+        (root / "dir1" / "file1.tmp").rename(root / "dir1" / "file1")
+        time.sleep(RACY)
+        assert snapshot(root, manager) == full_scan(root)
+        assert snapshot(root, manager) == full_scan(root)
+        assert listed == ["dir1"]
+        del listed[:]
+
+
+CHANGES: "dict[str, Callable[[Path], object]]" = {
+    "a new file": lambda at: (at / "new").write_text("new"),
+    "a new link": lambda at: (at / "new").symlink_to("file1"),
+    "a new directory": lambda at: (at / "new").mkdir(),
+    "a removed file": lambda at: (at / "file1").unlink(),
+    "a removed directory": lambda at: (at / "below").rmdir(),
+    "a renamed file": lambda at: (at / "file1").rename(at / "other"),
+    "a file moved to the root": lambda at: (at / "file1").rename(at.parent / "moved"),
+    "a file moved in": lambda at: (at.parent / "dir0" / "file0").rename(at / "moved"),
+    "a directory in place of a file": lambda at: ((at / "file1").unlink(), (at / "file1").mkdir()),
+    "a new file below": lambda at: (at / "below" / "new").write_text("new"),
+    "another mode": lambda at: (at / "file1").chmod(0o700),
+    "another mode of a directory": lambda at: (at / "below").chmod(0o700),
+    "a removed tree": shutil.rmtree,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("is_hidden", [False, True], ids=["", "mtimes set back"])
+def test_a_new_process_finds(
+    root: Path, manager: CheckpointManager, change: "Callable[[Path], object]", is_hidden: bool
+) -> None:
+    before = snapshot(root, manager)
+    directories = [root, root / "dir0", root / "dir1", root / "dir1" / "below"]
+    times = {path: path.stat() for path in directories}
+    change(root / "dir1")
+    for path, found in times.items() if is_hidden else ():
+        if path.exists():
+            os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    after = snapshot(root, manager)
+    assert after != before
+    assert after == full_scan(root)
+    time.sleep(RACY)
+    assert snapshot(root, manager) == after
+
+
+def test_two_directories_that_change_places_are_found(
+    root: Path, manager: CheckpointManager
+) -> None:
+    snapshot(root, manager)
+    (root / "dir1").rename(root / "other")
+    (root / "dir2").rename(root / "dir1")
+    (root / "other").rename(root / "dir2")
+    assert snapshot(root, manager) == full_scan(root)
+
+
+def test_a_directory_that_a_link_to_its_copy_replaces_is_found(
+    root: Path, manager: CheckpointManager, tmp_path: Path
+) -> None:
+    before = snapshot(root, manager)
+    (root / "dir1").rename(tmp_path / "dir1")
+    (root / "dir1").symlink_to(tmp_path / "dir1")
+    after = snapshot(root, manager)
+    assert after == full_scan(root) != before
+
+
+def test_a_file_added_in_the_moment_of_the_listing_is_found(
+    root: Path, manager: CheckpointManager
+) -> None:
+    for number in range(20):
+        (root / "dir1" / f"one{number}").write_text("")
+        snapshot(root, manager)
+        (root / "dir1" / f"two{number}").write_text("")
+        assert snapshot(root, manager) == full_scan(root)
+
+
+def test_times_count_only_for_the_names_of_their_listing(
+    root: Path, manager: CheckpointManager
+) -> None:
+    with Workspace(root, manager.store) as workspace:
+        workspace.snapshot()
+        (root / "dir1" / "file1").write_text("changed")
+        (root / "dir2" / "new").write_text("new")
+        workspace.snapshot()
+        state = workspace._scanner.dir_state
+    assert state is not None
+    found = (root / "dir1").stat()
+    assert state.subdirs[b"dir1"].times == TIMES.pack(found.st_mtime_ns, found.st_ctime_ns)
+    assert state.subdirs[b"dir2"].times == NO_TIMES
+
+
+# -- entries that are not captured ---------------------------------------------------------------
+
+
+@pytest.fixture
+def ignoring(root: Path) -> Path:
+    (root / "dir1" / "cache").mkdir()
+    (root / "dir1" / "debug.log").write_text("noise")
+    (root / ".checkpointignore").write_text("cache/\n*.log\n")
+    time.sleep(RACY)
+    return root
+
+
+def test_a_directory_with_ignored_entries_is_not_listed(
+    ignoring: Path, manager: CheckpointManager, listed: "list[str]"
+) -> None:
+    before = snapshot(ignoring, manager)
+    (ignoring / "dir1" / "cache" / "more").write_text("noise")
+    (ignoring / "dir1" / "debug.log").write_text("more noise")
+    assert snapshot(ignoring, manager) == before
+    assert listed == []
+
+
+def test_an_ignored_directory_that_becomes_a_file_is_captured(
+    ignoring: Path, manager: CheckpointManager
+) -> None:
+    before = snapshot(ignoring, manager)
+    (ignoring / "dir1" / "cache").rmdir()
+    (ignoring / "dir1" / "cache").write_text("a file, which no rule ignores")
+    after = snapshot(ignoring, manager)
+    assert after == full_scan(ignoring) != before
+
+
+def test_an_ignored_entry_that_goes_is_forgotten(
+    ignoring: Path, manager: CheckpointManager, listed: "list[str]"
+) -> None:
+    before = snapshot(ignoring, manager)
+    (ignoring / "dir1" / "debug.log").unlink()
+    time.sleep(RACY)
+    assert snapshot(ignoring, manager) == before
+    assert listed == ["dir1"]
+
+
+def test_a_directory_that_is_no_longer_a_store_is_captured(
+    root: Path, manager: CheckpointManager
+) -> None:
+    inner = root / "dir1" / "inner"
+    with CheckpointManager(backend="sqlite", path=inner) as other:
+        other.save("k", {"n": 1})
+    time.sleep(RACY)
+    before = snapshot(root, manager)
+    for path in inner.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (inner / "plain").write_text("a file")
+    after = snapshot(root, manager)
+    assert after == full_scan(root) != before
+
+
+# -- random changes ------------------------------------------------------------------------------
+
+
+def change_somewhere(root: Path, chance: random.Random) -> None:
+    directories = [root, *(path for path in root.rglob("*") if path.is_dir())]
+    at = chance.choice(directories)
+    entries = sorted(at.iterdir())
+    new = at / f"new{chance.randrange(6)}"
+    kind = chance.randrange(7)
+    if kind == 0 and not new.exists():
+        new.mkdir()
+    elif kind == 1 and entries and not new.exists():
+        chance.choice(entries).rename(new)
+    elif kind == 2 and entries:
+        gone = chance.choice(entries)
+        shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    elif kind == 3:
+        os.utime(at, ns=(1, chance.randrange(1 << 60)))
+    elif kind == 4 and entries and not chance.choice(entries).is_dir():
+        chance.choice(entries).chmod(chance.choice([0o600, 0o644]))
+    elif not new.is_dir():
+        new.write_text(str(chance.random()))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_changes_are_found(root: Path, manager: CheckpointManager, seed: int) -> None:
+    chance = random.Random(seed)
+    with Workspace(root, manager.store) as watching:
+        for _ in range(25):
+            for _ in range(chance.randrange(3)):
+                change_somewhere(root, chance)
+            if chance.random() < 0.2:
+                time.sleep(RACY)
+            if chance.random() < 0.3:
+                watching.snapshot()
+            assert snapshot(root, manager) == full_scan(root)
+
+
+# -- which times are relied on -------------------------------------------------------------------
+
+
+def test_times_in_the_moment_of_the_listing_are_not_relied_on(tmp_path: Path) -> None:
+    found = tmp_path.stat()
+    newest = max(found.st_mtime_ns, found.st_ctime_ns)
+    assert reliable_times(found, newest) == NO_TIMES
+    times = TIMES.pack(found.st_mtime_ns, found.st_ctime_ns)
+    assert reliable_times(found, newest + 3_000_000_000) == times
+
+
+class FarTimes:
+    """What `stat` tells of a directory from another millennium."""
+
+    st_mtime_ns = st_ctime_ns = -(1 << 64)
+
+
+def test_times_that_do_not_fit_are_not_relied_on(tmp_path: Path) -> None:
+    found: Any = FarTimes
+    assert reliable_times(found, time.time_ns()) == NO_TIMES
+    assert stat_pass._times(found) != NO_TIMES
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_timed"),
+    [
+        ("7 1 8:1 / /disk rw - ext4 /dev/a rw", True),
+        ("7 1 8:1 / /disk rw - vfat /dev/a rw", False),
+        ("7 1 8:1 / /disk rw - nfs4 host:/ rw", False),
+        ("7 1 8:1 / /disk rw - ext4 /dev/a rw\n8 7 0:9 / /disk/place/below rw - fuse a rw", False),
+        ("7 1 8:1 / /disk rw - xfs /dev/a rw\n8 7 0:9 / /disk/place/below rw - tmpfs a rw", True),
+        ("7 1 8:1 / /disk rw - ext4 /dev/a rw\n8 7 0:9 / /disk/place2 rw - fuse a rw", True),
+        ("9 1 8:1 / /disk rw - ext4 /dev/a rw", False),
+    ],
+)
+def test_the_file_systems_decide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, is_timed: bool
+) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text(lines + "\n")
+    monkeypatch.setattr("agent_checkpoint.backends.os_support.mounts.TABLE", table)
+    monkeypatch.setattr(file_systems, "mount_id", lambda fd: b"7")
+    monkeypatch.setattr(os, "readlink", lambda path: b"/disk/place")
+    assert sets_directory_times(0) is is_timed
+
+
+def test_on_other_file_systems_all_directories_are_listed(
+    root: Path, manager: CheckpointManager, listed: "list[str]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot(root, manager)
+    monkeypatch.setattr(file_systems, "sets_directory_times", lambda fd: False)
+    snapshot(root, manager)
+    assert len(listed) == 1 + 2 * DIRECTORIES
