@@ -45,7 +45,7 @@ HELP_TARGETS = {"agent-checkpoint --help": 80.0}
 def measure(statements: dict[str, str]) -> dict[str, Times]:
     """The times of a process for each statement."""
     statements = statements | {
-        f"{name}, floor": _modules_alone(statements[name]) for name in FLOORS if name in statements
+        f"{name}, floor": modules_alone(statements[name]) for name in FLOORS if name in statements
     }
     times: dict[str, list[int]] = {name: [] for name in statements}
     for turn in range(RUNS + 1):
@@ -87,7 +87,7 @@ def rows(id: str, figures: dict[str, Times], targets: dict[str, float]) -> list[
     ]
 
 
-def _modules_alone(statement: str) -> str:
+def modules_alone(statement: str) -> str:
     """A statement that imports what this one loads of the standard library."""
     names = _run(f"{statement}; import sys; print(*sys.modules)").split()
     known = [name for name in names if name.partition(".")[0] in sys.stdlib_module_names]

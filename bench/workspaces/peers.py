@@ -27,6 +27,7 @@ SYNCS = {
     "floor": "FULL",
     "floor-whole": "FULL",
     "floor-first": "FULL",
+    "floor-modules": "FULL",
     "floor-format": "FULL",
     "floor-guarded": "FULL",
 }

@@ -1,7 +1,7 @@
 """P3: a snapshot in a new process that does not watch, from its start to its end, as git's two are.
 
 Both look at every file and find an index of the last time; ours also starts Python, which the time
-of git has nothing of. The floor is a bare Python that looks at every file and commits 8 kB.
+of git has nothing of. The floors look at every file whose path they know, and commit 8 kB.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from bench.workspaces.floors import lstat_and_commit
-from bench.workspaces.format_floor import make_database
+from bench.workspaces.floors import LstatFloor
 from bench.workspaces.stage import (
     WARM_UP,
     Stage,
@@ -35,15 +34,15 @@ def measure_processes(stage: Stage) -> None:
         return processes(lambda: seen.append(new_process(stage, watch=False)))
 
     sides = stage.present(ours=by_us, git=lambda: processes(stage.git.snapshot))
-    database = stage.place / "floor.db"
-    make_database(database).close()
-
-    def by_floor() -> Taken:
-        return processes(lambda: lstat_and_commit(stage.checkout.path, database))
+    floor = LstatFloor(stage.checkout.path, stage.place / "floor.db")
 
     for turn in range(-1, stage.rounds.process):
         stage.change()
-        floored = {**sides, "floor": by_floor}
+        floored = {
+            **sides,
+            "floor": lambda: processes(floor.bare),
+            "floor-modules": lambda: processes(floor.with_modules),
+        }
         stage.take_turns("changed" if turn >= 0 else WARM_UP, turn, floored)
         stage.take_turns("same" if turn >= 0 else WARM_UP, turn, sides)
     assert seen[0::2] == seen[1::2], "nothing changed, and the tree is another one"

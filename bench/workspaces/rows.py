@@ -34,12 +34,13 @@ PEERS = {
     "floor-whole": "watch, list, read, hash, pack, directories, all rows",
     "floor-format": "plain Python: events, file, objects of the format, one commit",
     "floor-guarded": "plain Python: the same, with the checks and locks of a save",
+    "floor-modules": "Python: modules of the standard library, lstat of known paths, one commit",
     "floor-first": "plain Python: the same tree, with the guarantees of a snapshot",
 }
 FLOORS = {
     "first": "read, hash and pack all, one commit",
     "watching": "read and hash one file, one commit",
-    "changed": "bare Python, lstat of all, one commit",
+    "changed": "bare Python, lstat of known paths, one commit",
     "served": "ask, hash blocks of the index and one file, one commit",
 }
 SIDES = {"ours": "ours, fast", "ours-plain": "ours, plain", "ours with .git": "ours, .git too"}
@@ -74,6 +75,7 @@ def workspace_rows(figures: dict[str, Any], only: set[str]) -> list[Row]:
         rows["P2"].append(size.floor("P2", "watching", peer="floor-format"))
         rows["P2"].append(size.floor("P2", "watching", peer="floor-guarded"))
         rows["P3"].append(size.floor("P3", "changed"))
+        rows["P3"].append(size.floor("P3", "changed", peer="floor-modules"))
         rows["P3"].append(size.time("P3", "same"))
         rows["P2"].append(size.time("P2", "watching", peer="git-watched"))
         for peer in () if many else ("processfork", "agentfs"):
