@@ -7,7 +7,8 @@ that captures a directory.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from agent_checkpoint.errors import InvalidInputError
@@ -273,6 +274,15 @@ def check_key(key: object) -> str:
 def is_object_id(object_id: object) -> bool:
     """Return whether a value is an object id: 64 lower-case hex digits."""
     return isinstance(object_id, str) and _OBJECT_ID.fullmatch(object_id) is not None
+
+
+def only_object_ids(names: Collection[str]) -> list[str]:
+    """Return the names that are object ids; faster than `is_object_id` for each."""
+    joined = "".join(names)
+    with suppress(ValueError):
+        if set(map(len, names)) <= {64} and bytes.fromhex(joined).hex() == joined:
+            return list(names)
+    return list(filter(is_object_id, names))
 
 
 def check_object_id(object_id: str) -> str:

@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Any
 
 from agent_checkpoint.errors import IntegrityError
-from agent_checkpoint.records import Entry, ObjectInfo, is_object_id, short_repr
+from agent_checkpoint.records import Entry, ObjectInfo, only_object_ids, short_repr
 
 MAX_SEQ = 2**63 - 1
 
@@ -163,14 +163,14 @@ def object_infos(db: sqlite3.Connection, after: int) -> list[tuple[int, ObjectIn
 
 def stored_objects(db: sqlite3.Connection, ids: Iterable[str]) -> Iterator[tuple[str, Any]]:
     """Iterate over the existing objects: id, and data or None for a file."""
-    digests = _digests(filter(is_object_id, ids))
+    digests = _digests(only_object_ids(list(ids)))
     return ((digest.hex(), data) for digest, data in _select(db, "id, data", digests))
 
 
 def absent_objects(db: sqlite3.Connection, ids: Iterable[str]) -> set[str]:
     """Return the ids that are not stored."""
     names = set(ids)
-    valid = sorted(filter(is_object_id, names))  # each page of the index is read once
+    valid = sorted(only_object_ids(names))  # each page of the index is read once
     digests = _digests(valid)
     absent = dict(zip(digests, valid))
     for (digest,) in _select(db, "id", digests):

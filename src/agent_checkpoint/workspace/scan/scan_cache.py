@@ -35,6 +35,7 @@ from agent_checkpoint.workspace.tree.tree_format import put_directory
 if TYPE_CHECKING:
     from agent_checkpoint.workspace.scan.index_position import Position
 
+_MANY_OBJECTS = 100_000
 _REWRITE_AFTER = 64
 """A process that watches rewrites the index when a new process would read this many files again."""
 
@@ -50,6 +51,10 @@ class collection_paused:  # a class: a generator costs more
 
     def __exit__(self, *error: object) -> None:
         if self._is_on:
+            if gc.get_count()[0] > _MANY_OBJECTS and not gc.get_freeze_count():
+                # To the oldest generation: enabled, the collector would visit each object now.
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 

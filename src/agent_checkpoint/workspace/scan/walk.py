@@ -114,6 +114,7 @@ class TreeWalk:
         """
         self._is_copy = is_copy
         top = DirBuilder(b"", old, None)
+        top.times = reliable_times(os.fstat(self._root), self._began)
         builders = list(self._walk(top, self._rules))
         return self._rescan_changing(self._assemble(builders), builders)
 
@@ -153,7 +154,7 @@ class TreeWalk:
             while stack:
                 builder, rules = stack.pop()
                 try:
-                    names, rules = self._list(builder, opener.open(builder.path), rules)
+                    subdirs, rules = self._list(builder, opener.open(builder.path), rules)
                 except (OSError, _StoreFound) as error:
                     if builder.parent is None:
                         raise
@@ -161,12 +162,15 @@ class TreeWalk:
                     continue
                 yield builder
                 known = {} if builder.old is None else builder.old.subdirs
-                for name in reversed(names):
+                for name, times in reversed(subdirs):
                     child = DirBuilder(builder.child(name), known.get(name), builder)
+                    child.times = times
                     stack.append((child, rules))
 
-    def _list(self, builder: DirBuilder, fd: int, rules: Rules) -> tuple[list[bytes], Rules]:
-        """Stat every entry of a directory; return its subdirectories and its rules.
+    def _list(
+        self, builder: DirBuilder, fd: int, rules: Rules
+    ) -> tuple[list[tuple[bytes, bytes]], Rules]:
+        """Stat every entry of a directory; return its subdirectories, with times, and its rules.
 
         Raises:
             OSError: it cannot be listed.
@@ -174,7 +178,6 @@ class TreeWalk:
         """
         if self._source is not None:
             self._source.add(fd, builder.path)  # before listing, so that no change is missed
-        builder.times = reliable_times(os.fstat(fd), self._began)
         with os.scandir(fd) as entries:
             rows = sorted([(os.fsencode(entry.name), entry) for entry in entries])
         # Only a directory with such a name can be a store. The root is checked before every walk.
@@ -183,7 +186,7 @@ class TreeWalk:
         builder.rule_texts = texts = rule_texts(builder.path, fd, rules)
         rules = rules.within(builder.path, texts) if texts else rules
         _note_invalid_rules(builder, rules)
-        subdirs: list[bytes] = []
+        subdirs: list[tuple[bytes, bytes]] = []
         device, has_rules = self._device, bool(rules)
         for name, entry in rows:
             try:
@@ -202,7 +205,7 @@ class TreeWalk:
                 builder.names.append(name)
                 builder.signatures.append(stat_signature(status))
             elif self._admit(builder, name, status, rules) and kind == stat.S_IFDIR:
-                subdirs.append(name)
+                subdirs.append((name, reliable_times(status, self._began)))
         old = builder.old
         if (
             old is not None
@@ -287,7 +290,7 @@ class TreeWalk:
         """Scan the changed names of a known directory, and everything below new directories."""
         builder.notes = dict(old.notes)
         builder.changes = changes = dict[bytes, Optional[bytes]]()
-        new_dirs: list[bytes] = []
+        new_dirs: list[tuple[bytes, bytes]] = []
         requests: list[ReadRequest] = []
         with directory_below(self._root, builder.path) as fd:
             rules = rules_at(self._root, builder.path, fd, self._rules)
@@ -323,13 +326,14 @@ class TreeWalk:
                 elif builder.child(name) in replaced or not (
                     before == signature or (self._by_signature and name in builder.subdirs)
                 ):
-                    new_dirs.append(name)
+                    new_dirs.append((name, reliable_times(status, self._began)))
             _note_invalid_rules(builder, rules)
             if requests:
                 self._reader.read(fd, builder.path, requests, builder.results)
-        for name in new_dirs:
-            known = builder.subdirs.pop(name, None)
-            yield from self._walk(DirBuilder(builder.child(name), known, builder), rules)
+        for name, times in new_dirs:
+            child = DirBuilder(builder.child(name), builder.subdirs.pop(name, None), builder)
+            child.times = times
+            yield from self._walk(child, rules)
 
     def _is_read(self, before: bytes | None, signature: bytes) -> bool:
         """Return whether the content of a file with this signature is already known."""

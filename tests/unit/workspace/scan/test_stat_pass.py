@@ -1,5 +1,6 @@
 """Directories that are not listed: their times tell that no name was added or removed."""
 
+import gc
 import os
 import random
 import shutil
@@ -14,7 +15,7 @@ from agent_checkpoint import CheckpointManager, Workspace
 from agent_checkpoint.workspace.changes import file_systems
 from agent_checkpoint.workspace.changes.file_systems import sets_directory_times
 from agent_checkpoint.workspace.safe_open import reliable_times
-from agent_checkpoint.workspace.scan import stat_pass
+from agent_checkpoint.workspace.scan import scan_cache, stat_pass
 from agent_checkpoint.workspace.tree.dir_state import NO_TIMES, TIMES
 
 DIRECTORIES = 5
@@ -277,6 +278,34 @@ def test_random_changes_are_found(root: Path, manager: CheckpointManager, seed: 
             if chance.random() < 0.3:
                 watching.snapshot()
             assert snapshot(root, manager) == full_scan(root)
+
+
+# -- the garbage collector ------------------------------------------------------------------------
+
+
+def test_what_a_large_scan_creates_is_not_visited_at_its_end(
+    root: Path, manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan_cache, "_MANY_OBJECTS", 0)
+    with scan_cache.collection_paused():
+        created: list[list[int]] = [[] for _ in range(5_000)]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+    assert gc.get_count()[0] < len(created)
+    young = gc.get_objects(generation=0)
+    assert not any(each is created[0] for each in young)
+
+
+def test_objects_that_the_program_froze_stay_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_cache, "_MANY_OBJECTS", 0)
+    gc.freeze()
+    try:
+        with scan_cache.collection_paused():
+            created: list[list[int]] = [[] for _ in range(5_000)]
+        assert gc.get_freeze_count() > 0
+        assert created
+    finally:
+        gc.unfreeze()
 
 
 # -- which times are relied on -------------------------------------------------------------------
