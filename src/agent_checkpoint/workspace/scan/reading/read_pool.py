@@ -7,6 +7,7 @@ process until the end, and the number of files and bytes on their way is bounded
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,8 @@ _BATCH_FILES = 64
 _BATCH_BYTES = 2 << 20
 _BATCHES = 4
 """The batches that a process has at a time, so that it need not wait for a busy scan."""
+_PIPE_BYTES = 1 << 20
+"""Of a pipe with answers, as large as a user may set it: a process need not wait to send one."""
 
 Results = dict[bytes, ReadResult]
 Receive = Callable[[Mapping[str, bytes]], None]
@@ -107,6 +110,9 @@ class ReadPool:
 
     def add(self, process: subprocess.Popen[bytes]) -> None:
         """Add a process that was started."""
+        if process.stdout is not None and hasattr(fcntl, "F_SETPIPE_SZ"):  # Linux, Python 3.10
+            with suppress(OSError):  # the user has too many pipes
+                fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         worker = _Worker(process, self)
         self._workers.append(worker)
         worker.thread.start()
