@@ -10,7 +10,6 @@ import errno
 import fcntl
 import os
 import stat
-import struct
 import time
 from _signal import SIGURG  # type: ignore[import-not-found] # `signal` is slow to load
 from collections.abc import Callable, Iterator
@@ -18,12 +17,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from agent_checkpoint.named_tuple import NamedTuple
-from agent_checkpoint.workspace.tree.dir_state import (
-    NO_TIMES,
-    READ_AGAIN,
-    TIMES,
-    stat_signature,
-)
+from agent_checkpoint.workspace.tree.dir_state import READ_AGAIN, stat_signature
 from agent_checkpoint.workspace.tree.tree_format import ContentHash
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -332,20 +326,10 @@ def is_open_for_writing(fd: int) -> bool:
 
 def reliable_signature(status: os.stat_result, ns: int) -> bytes:
     """Return the signature of an entry that was read at `ns`, or READ_AGAIN if it is racy."""
-    return READ_AGAIN if _is_racy(status, ns) else stat_signature(status)
+    return READ_AGAIN if is_racy(status, ns) else stat_signature(status)
 
 
-def reliable_times(status: os.stat_result, ns: int) -> bytes:
-    """Return the times of a directory that was listed after `ns`, or NO_TIMES if they are racy."""
-    if _is_racy(status, ns):
-        return NO_TIMES
-    try:
-        return TIMES.pack(status.st_mtime_ns, status.st_ctime_ns)
-    except struct.error:  # a time outside 1677 to 2262
-        return NO_TIMES
-
-
-def _is_racy(status: os.stat_result, ns: int) -> bool:
+def is_racy(status: os.stat_result, ns: int) -> bool:
     """Return whether a change after `ns` could leave the same timestamps (git: racily clean).
 
     They are too recent, or in the future. Timestamps of whole seconds indicate a coarse file

@@ -1,4 +1,4 @@
-"""The file systems of a workspace. Owns what can be relied on: events, times of directories.
+"""The file systems of a workspace. Owns what can be relied on: events, and one mount.
 
 An event is raised only in the kernel that makes the change. Changes on another machine (network
 file systems) or in a server process (FUSE) raise none here.
@@ -6,6 +6,7 @@ file systems) or in a server process (FUSE) raise none here.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Collection
@@ -22,12 +23,8 @@ LOCAL = frozenset(
 folders of virtual machines. Unknown ones count as unsafe: a change without an event would be lost.
 """
 
-_TIMED = frozenset(b"btrfs ext3 ext4 overlay tmpfs xfs zfs".split())
-"""File systems that set mtime and ctime of a directory whenever a name is added or removed.
-
-Others may do so, too, but keep times of whole seconds, keep old ones in a cache, or lose them in a
-crash that the new name survives.
-"""
+_WITH_INSTANCE = (b"ext4", b"xfs")
+"""File systems with a directory in /sys/fs for as long as they are mounted."""
 
 _MOUNT_ID = re.compile(rb"^mnt_id:\s*(\d+)", re.MULTILINE)
 
@@ -56,15 +53,27 @@ def inspect_root(fd: int) -> WatchedRoot:
     return WatchedRoot(path, os.fstat(fd), mounts)
 
 
-def sets_directory_times(fd: int) -> bool:
-    """Return whether each directory below an open root has new times after a change of its names.
+def mounts_identity(fd: int) -> bytes | None:
+    """Return a value that is another one after a reboot or when a mount below a root was replaced.
 
-    False if that is unknown.
+    None if the root, or a mount below it, is not one of those for which this can be told and whose
+    directories have new times after each change of their names.
     """
     try:
-        return all(mount.kind in _TIMED for mount in _visible(fd, *_place(fd)))
+        found = [Path("/proc/sys/kernel/random/boot_id").read_bytes()]
+        for mount in sorted(_visible(fd, *_place(fd)), key=lambda mount: mount.place):
+            if mount.kind in _WITH_INSTANCE:
+                device = os.path.basename(os.readlink(b"/sys/dev/block/" + mount.device))
+                # Made at each mount. The id of a mount and the number of its device are reused.
+                made = os.stat(b"/sys/fs/%b/%b" % (mount.kind, device)).st_ino
+            elif mount.kind == b"tmpfs":
+                made = 0  # gone when it is not mounted
+            else:
+                return None
+            found += [mount.place, mount.kind, mount.device, b"%d" % made]
     except OSError:
-        return False
+        return None
+    return hashlib.sha256(b"\0".join(found)).digest()[:8]
 
 
 def _place(fd: int) -> tuple[bytes, frozenset[Mount]]:

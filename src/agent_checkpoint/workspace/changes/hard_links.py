@@ -42,7 +42,7 @@ class HardLinks:
                 candidates[directory].add(name)
         changed: dict[bytes, set[bytes]] = {}
         for directory, names in candidates.items():
-            state = _state_at(known, directory)
+            state = known.below(directory)
             if state is None:
                 continue
             try:
@@ -53,12 +53,6 @@ class HardLinks:
             if differing:
                 changed[directory] = differing
         return changed
-
-
-def _state_at(state: DirState | None, path: bytes) -> DirState | None:
-    for name in path.split(b"/") if path else ():
-        state = None if state is None else state.subdirs.get(name)
-    return state
 
 
 def _is_changed(state: DirState, name: bytes, fd: int) -> bool:

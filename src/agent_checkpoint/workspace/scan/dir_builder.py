@@ -59,7 +59,7 @@ class DirBuilder:
         self.rule_texts: dict[bytes, bytes] = {}
         """The contents of its rule files, as they were applied."""
         self.times = NO_TIMES
-        """Its mtime and ctime before it was listed."""
+        """Its times before it was listed."""
         self.is_same = False
         """Whether names and signatures equal the old ones; subdirectories may have changed."""
         self.changes: dict[bytes, bytes | None] | None = None
@@ -130,8 +130,17 @@ def _dir_state(builder: DirBuilder, get: Get, put: Put) -> DirState:
         size=size,
         has_notes=has_notes,
         is_stored=old is not None and is_same and old.is_stored,
-        times=builder.times,
+        times=builder.times if _has_all(builder, items) else NO_TIMES,
         items=items,
+    )
+
+
+def _has_all(builder: DirBuilder, items: Sequence[Item]) -> bool:
+    """Return whether each listed entry is captured or has a note: one may have been gone."""
+    if len(items) == len(builder.names):
+        return True
+    return {*builder.names} == {item.name for item in items} | (
+        builder.notes.keys() & builder.names
     )
 
 

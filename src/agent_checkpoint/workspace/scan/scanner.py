@@ -333,13 +333,11 @@ class Scanner:
         source = None if self._watches_all else self._source
         try:
             with block_forks():
-                from agent_checkpoint.workspace.changes.file_systems import sets_directory_times
                 from agent_checkpoint.workspace.scan.stat_pass import (
                     StatPass,  # not in a first scan
                 )
 
-            watch = None if source is None else source.add
-            stat_pass = StatPass(root, watch, by_times=sets_directory_times(root))
+            stat_pass = StatPass(root, None if source is None else source.add)
             index = self._cache.index_file() if source is None else None
             if index is not None and known.files >= PARALLEL_FROM_FILES:
                 with block_forks():
@@ -355,6 +353,7 @@ class Scanner:
                 return None
             self._watches_all = self._source is not None
             self._links = stat_pass.links
+            self._cache.note_learned(len(stat_pass.learned))
             if not names:
                 return known
             walk = self._tree_walk(root, writer, reader, self._links, self._lost)

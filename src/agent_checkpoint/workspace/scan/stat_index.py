@@ -36,7 +36,13 @@ from agent_checkpoint.backends.os_support.posix import make_directory
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.file_trust import other_writer
 from agent_checkpoint.named_tuple import NamedTuple
-from agent_checkpoint.workspace.tree.dir_state import NO_NOTES, SIGNATURE, DirState, Note
+from agent_checkpoint.workspace.tree.dir_state import (
+    NO_NOTES,
+    SIGNATURE,
+    TIMES,
+    DirState,
+    Note,
+)
 from agent_checkpoint.workspace.tree.tree_format import Stored
 
 _MAGIC = b"agent-checkpoint index 6\n"
@@ -44,7 +50,7 @@ _UPDATE_MAGIC = b"agent-checkpoint index update 6\n"
 _DIGEST = hashlib.sha256().digest_size
 _HEAD = struct.Struct("<QQI")
 _UPDATE_HEAD = struct.Struct(f"<{_DIGEST}sQIQ")
-_ROW = struct.Struct("<IIII?QQ16s32s32s")
+_ROW = struct.Struct(f"<IIII?QQ{TIMES.size}s32s32s")
 _STORED = struct.Struct(f"<{_ROW.size - 64}x32s32s")
 """The ids, in a record."""
 _SUBDIR = struct.Struct("<QII")

@@ -1,10 +1,9 @@
 """The stat pass: finds the changed paths of a known directory tree by stat signatures.
 
 Most directories are unchanged, so the cost of a full scan is the cost of checking these. The pass
-allocates as little as possible for an unchanged directory. A directory whose mtime and ctime are
-those of its known state has the same names: it is not opened, and only its known entries are looked
-up. A parent that is swapped for a symlink meanwhile gives the signatures of other files, which
-differ.
+allocates as little as possible for an unchanged directory. A directory with the times of its known
+state has the same names: it is not opened, and only its known entries are looked up. A parent that
+is swapped for a symlink meanwhile gives the signatures of other files, which differ.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from __future__ import annotations
 import os
 import stat
 import struct
-import time
 from collections.abc import Callable, Collection, Mapping
 
 from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths
+from agent_checkpoint.workspace.changes.directory_times import DirectoryTimes
 from agent_checkpoint.workspace.changes.hard_links import HardLinks
-from agent_checkpoint.workspace.safe_open import DirectoryOpener, reliable_times
+from agent_checkpoint.workspace.safe_open import DirectoryOpener
 from agent_checkpoint.workspace.tree.dir_state import (
+    NO_TIMES,
     SIGNATURE,
     STORE,
-    TIMES,
     DirState,
     Note,
     stat_signature,
@@ -35,21 +34,18 @@ _Subdirs = dict[bytes, os.stat_result]
 class StatPass:
     """One pass over a known tree."""
 
-    def __init__(
-        self, root: int, watch: Callable[[int, bytes], None] | None, *, by_times: bool
-    ) -> None:
+    def __init__(self, root: int, watch: Callable[[int, bytes], None] | None) -> None:
         """Prepare the pass.
 
         Args:
             root: the descriptor of the directory.
             watch: called with every directory before it is listed; None if all are watched.
-            by_times: whether the times of a directory tell that its names are the same.
         """
         self._root = root
         self._watch = watch
-        self.by_times = by_times and watch is None
-        """Whether the times of a directory tell that its names are the same."""
-        self._began = time.time_ns()
+        self._times = DirectoryTimes(root)
+        self.learned: dict[bytes, bytes] = {}
+        """New times of known directories, by path."""
         self.links = HardLinks()
         """The files with several hard links."""
         self.changed = ChangedPaths({}, set())
@@ -80,7 +76,7 @@ class StatPass:
                     continue
                 subdirs = self._look_up(path, state, status)
                 if subdirs is None:
-                    subdirs = self._list(path, opener.open(path), state, status)
+                    subdirs = self._list(path, opener.open(path), state)
                 if subdirs:
                     start, known_subdirs = path + b"/" if path else b"", state.subdirs
                     stack += [
@@ -91,7 +87,7 @@ class StatPass:
 
     def _look_up(self, path: bytes, state: DirState, status: os.stat_result) -> _Subdirs | None:
         """Stat the known entries of a directory; None if it has changed, or may have others."""
-        if not self.by_times or state.times != _times(status):
+        if self._watch is not None or not self._times.are_same(state.times, status):
             return None
         lstat, pack, root = os.lstat, SIGNATURE.pack, self._root
         start = path + b"/" if path else b""
@@ -114,14 +110,15 @@ class StatPass:
                     kind = stat.S_IFMT(lstat(start + name, dir_fd=root).st_mode)
                     if not _is_still_left_out(note, kind):
                         return None
-        except (FileNotFoundError, struct.error):  # it was removed just now; see `stat_signature`
+        except (OSError, struct.error):  # removed just now, or too long a path; `stat_signature`
             return None
         return subdirs if b"".join(signatures) == state.signatures else None
 
-    def _list(self, path: bytes, fd: int, state: DirState, status: os.stat_result) -> _Subdirs:
+    def _list(self, path: bytes, fd: int, state: DirState) -> _Subdirs:
         """List a directory and compare it; return its subdirectories that were not replaced."""
         if self._watch is not None:
             self._watch(fd, path)
+        times = self._times.before_listing(fd)
         pack = SIGNATURE.pack
         present: dict[str, bytes] = {}
         subdirs: dict[str, os.stat_result] = {}
@@ -145,8 +142,9 @@ class StatPass:
                 except struct.error:
                     present[entry.name] = stat_signature(found)
         texts, signatures, notes = state.texts, state.signatures, state.notes
-        if present.keys() == {*texts, *map(os.fsdecode, notes)}:
-            state.times = reliable_times(status, self._began)
+        is_new = times not in (NO_TIMES, state.times)
+        if is_new and present.keys() == {*texts, *map(os.fsdecode, notes)}:
+            state.times = self.learned[path] = times
         differing: set[str] = set()
         if notes or not _is_same(present, texts, signatures):
             known = dict(zip(texts, state.signature_list()))
@@ -195,11 +193,3 @@ def _is_same(present: Mapping[str, bytes], names: Collection[str], signatures: b
 def _is_still_left_out(note: Note, kind: int) -> bool:
     """Return whether an entry of this type need not be looked at: a store may no longer be one."""
     return note.type == kind and note.kind != STORE
-
-
-def _times(status: os.stat_result) -> bytes:
-    """Return the times of a directory; empty if they cannot be compared."""
-    try:
-        return TIMES.pack(status.st_mtime_ns, status.st_ctime_ns)
-    except struct.error:  # a time outside 1677 to 2262
-        return b""

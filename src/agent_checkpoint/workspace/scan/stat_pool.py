@@ -15,13 +15,8 @@ from typing import Any
 from agent_checkpoint.backends.os_support.own_program import start_on_further_cores
 from agent_checkpoint.workspace.scan.stat_index import IndexFile
 from agent_checkpoint.workspace.scan.stat_pass import StatPass
-from agent_checkpoint.workspace.scan.stat_worker import (
-    BY_TIMES,
-    NUMBER,
-    TEXT,
-    next_number,
-    split,
-)
+from agent_checkpoint.workspace.scan.stat_worker import NUMBER, TEXT, next_number, split
+from agent_checkpoint.workspace.tree.dir_state import DirState
 
 _WORKER = "agent_checkpoint.workspace.scan.stat_worker"
 _MOST_WORKERS = 4
@@ -34,7 +29,7 @@ def run_in_parallel(stat_pass: StatPass, root: int, index: IndexFile) -> None:
         OSError: a known directory was removed, or is no longer a directory.
     """
     parts = split(index.content.root)
-    with _Processes(root, index, len(parts), stat_pass.by_times) as processes:
+    with _Processes(root, index, len(parts)) as processes:
         above = stat_pass.run(index.content.root, leave={part.path for part in parts})
         remaining = dict.fromkeys(above)  # the others were removed or replaced as a whole
         while (number := processes.next_number()) is not None:
@@ -45,26 +40,30 @@ def run_in_parallel(stat_pass: StatPass, root: int, index: IndexFile) -> None:
         for number, found in processes.found():
             path = parts[number].path
             if path in remaining:
-                _add(stat_pass, found)
+                _add(stat_pass, found, index.content.root)
                 del remaining[path]
     for part in parts:
         if part.path in remaining:  # a process died, or found the directory changed
             stat_pass.run(part.state, part.path)
 
 
-def _add(stat_pass: StatPass, found: Any) -> None:
-    names, replaced, links = found
+def _add(stat_pass: StatPass, found: Any, root: DirState) -> None:
+    names, replaced, links, learned = found
     for path, changed in names:
         stat_pass.changed.names[path.encode(TEXT)] = {name.encode(TEXT) for name in changed}
     stat_pass.changed.replaced.update(path.encode(TEXT) for path in replaced)
     for device, inode, path, name in links:
         stat_pass.links.add_entry(device, inode, path.encode(TEXT), name.encode(TEXT))
+    for path, times in learned:
+        state = root.below(path.encode(TEXT))
+        if state is not None:
+            state.times = stat_pass.learned[path.encode(TEXT)] = bytes.fromhex(times)
 
 
 class _Processes:
     """One process per further core; none if none can be started."""
 
-    def __init__(self, root: int, index: IndexFile, parts: int, by_times: bool) -> None:
+    def __init__(self, root: int, index: IndexFile, parts: int) -> None:
         self._numbers, numbers = os.pipe()
         try:
             os.write(numbers, b"".join(map(NUMBER.pack, range(parts))))
@@ -72,7 +71,6 @@ class _Processes:
             os.close(numbers)
         fds = [root, self._numbers]
         places = [*map(str, fds), str(index.path), index.content.digest.hex()]
-        places.append(BY_TIMES if by_times else "")
         self._processes = list(
             start_on_further_cores(
                 _WORKER, places, most=_MOST_WORKERS, stdin=subprocess.DEVNULL, fds=fds

@@ -25,7 +25,6 @@ NUMBER = struct.Struct("<I")
 """The number of a part, in the pipe."""
 TEXT = "latin-1"
 """Names in JSON are text of the same code points as their bytes."""
-BY_TIMES = "by-times"
 _PARTS = 64
 _OTHER_INDEX = 3
 
@@ -71,13 +70,14 @@ def encode_found(stat_pass: StatPass) -> Any:
             [device, inode, path.decode(TEXT), name.decode(TEXT)]
             for device, inode, path, name in stat_pass.links.entries()
         ],
+        [[path.decode(TEXT), times.hex()] for path, times in stat_pass.learned.items()],
     ]
 
 
 def main() -> int:
     """Compare parts of the open directory `argv[1]`. Returns the exit status."""
     root, numbers = int(sys.argv[1]), int(sys.argv[2])
-    path, digest, by_times = Path(sys.argv[3]), sys.argv[4], sys.argv[5] == BY_TIMES
+    path, digest = Path(sys.argv[3]), sys.argv[4]
     gc.disable()  # the process is short
     index = read_index(path)
     if index is None or index.digest.hex() != digest:
@@ -88,7 +88,7 @@ def main() -> int:
         return _OTHER_INDEX
     found = []
     while (number := next_number(numbers)) is not None:
-        stat_pass = StatPass(root, None, by_times=by_times)
+        stat_pass = StatPass(root, None)
         try:
             stat_pass.run(parts[number].state, parts[number].path)
         except (OSError, IntegrityError):

@@ -9,22 +9,17 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Optional
 
 from agent_checkpoint.backends.os_support.mounts import pseudo_devices
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.changes.changed_paths import by_parent, with_parents
+from agent_checkpoint.workspace.changes.directory_times import DirectoryTimes
 from agent_checkpoint.workspace.changes.hard_links import HardLinks
 from agent_checkpoint.workspace.ignore.rule_files import rule_texts, rules_at
 from agent_checkpoint.workspace.ignore.rules import LARGEST_FILE, Rules
-from agent_checkpoint.workspace.safe_open import (
-    DirectoryOpener,
-    EntryChanged,
-    directory_below,
-    reliable_times,
-)
+from agent_checkpoint.workspace.safe_open import DirectoryOpener, EntryChanged, directory_below
 from agent_checkpoint.workspace.scan.dir_builder import DirBuilder, assemble
 from agent_checkpoint.workspace.scan.nested_stores import FORMAT_DIR, STORE_NAMES, is_store
 from agent_checkpoint.workspace.scan.reading.entry_reader import ReadRequest, ReadResult
@@ -96,7 +91,7 @@ class TreeWalk:
         self.links = links or HardLinks()
         self._own_inodes = own_inodes
         self._pseudo: frozenset[int] | None = None
-        self._began = time.time_ns()
+        self._times = DirectoryTimes(root)
         self.lost = {} if lost is None else lost
         """Names, by directory, of entries that could not be read consistently."""
 
@@ -114,7 +109,6 @@ class TreeWalk:
         """
         self._is_copy = is_copy
         top = DirBuilder(b"", old, None)
-        top.times = reliable_times(os.fstat(self._root), self._began)
         builders = list(self._walk(top, self._rules))
         return self._rescan_changing(self._assemble(builders), builders)
 
@@ -154,7 +148,7 @@ class TreeWalk:
             while stack:
                 builder, rules = stack.pop()
                 try:
-                    subdirs, rules = self._list(builder, opener.open(builder.path), rules)
+                    names, rules = self._list(builder, opener.open(builder.path), rules)
                 except (OSError, _StoreFound) as error:
                     if builder.parent is None:
                         raise
@@ -162,15 +156,12 @@ class TreeWalk:
                     continue
                 yield builder
                 known = {} if builder.old is None else builder.old.subdirs
-                for name, times in reversed(subdirs):
+                for name in reversed(names):
                     child = DirBuilder(builder.child(name), known.get(name), builder)
-                    child.times = times
                     stack.append((child, rules))
 
-    def _list(
-        self, builder: DirBuilder, fd: int, rules: Rules
-    ) -> tuple[list[tuple[bytes, bytes]], Rules]:
-        """Stat every entry of a directory; return its subdirectories, with times, and its rules.
+    def _list(self, builder: DirBuilder, fd: int, rules: Rules) -> tuple[list[bytes], Rules]:
+        """Stat every entry of a directory; return its subdirectories and its rules.
 
         Raises:
             OSError: it cannot be listed.
@@ -178,6 +169,7 @@ class TreeWalk:
         """
         if self._source is not None:
             self._source.add(fd, builder.path)  # before listing, so that no change is missed
+        builder.times = self._times.before_listing(fd)
         with os.scandir(fd) as entries:
             rows = sorted([(os.fsencode(entry.name), entry) for entry in entries])
         # Only a directory with such a name can be a store. The root is checked before every walk.
@@ -186,7 +178,7 @@ class TreeWalk:
         builder.rule_texts = texts = rule_texts(builder.path, fd, rules)
         rules = rules.within(builder.path, texts) if texts else rules
         _note_invalid_rules(builder, rules)
-        subdirs: list[tuple[bytes, bytes]] = []
+        subdirs: list[bytes] = []
         device, has_rules = self._device, bool(rules)
         for name, entry in rows:
             try:
@@ -205,7 +197,7 @@ class TreeWalk:
                 builder.names.append(name)
                 builder.signatures.append(stat_signature(status))
             elif self._admit(builder, name, status, rules) and kind == stat.S_IFDIR:
-                subdirs.append((name, reliable_times(status, self._began)))
+                subdirs.append(name)
         old = builder.old
         if (
             old is not None
@@ -290,7 +282,7 @@ class TreeWalk:
         """Scan the changed names of a known directory, and everything below new directories."""
         builder.notes = dict(old.notes)
         builder.changes = changes = dict[bytes, Optional[bytes]]()
-        new_dirs: list[tuple[bytes, bytes]] = []
+        new_dirs: list[bytes] = []
         requests: list[ReadRequest] = []
         with directory_below(self._root, builder.path) as fd:
             rules = rules_at(self._root, builder.path, fd, self._rules)
@@ -326,14 +318,13 @@ class TreeWalk:
                 elif builder.child(name) in replaced or not (
                     before == signature or (self._by_signature and name in builder.subdirs)
                 ):
-                    new_dirs.append((name, reliable_times(status, self._began)))
+                    new_dirs.append(name)
             _note_invalid_rules(builder, rules)
             if requests:
                 self._reader.read(fd, builder.path, requests, builder.results)
-        for name, times in new_dirs:
-            child = DirBuilder(builder.child(name), builder.subdirs.pop(name, None), builder)
-            child.times = times
-            yield from self._walk(child, rules)
+        for name in new_dirs:
+            known = builder.subdirs.pop(name, None)
+            yield from self._walk(DirBuilder(builder.child(name), known, builder), rules)
 
     def _is_read(self, before: bytes | None, signature: bytes) -> bool:
         """Return whether the content of a file with this signature is already known."""

@@ -28,10 +28,10 @@ SIGNATURE = struct.Struct("<QqqQI")
 READ_AGAIN = bytes(SIGNATURE.size)
 """The signature of an entry that the next scan must read again; no file has it."""
 
-TIMES = struct.Struct("<qq")
-"""The mtime and the ctime of a directory."""
+TIMES = struct.Struct("<qq8s")
+"""The mtime and the ctime of a directory, and the identity of its mount."""
 NO_TIMES = bytes(TIMES.size)
-"""No times that tell whether names were added or removed; no directory has them."""
+"""No times that tell whether names were added or removed."""
 
 _TYPE = 0o170000
 _pack = SIGNATURE.pack
@@ -133,7 +133,7 @@ class DirState:
             size: the bytes of these files.
             has_notes: whether there are notes here or below, other than of ignored entries.
             is_stored: whether a durable checkpoint refers to the object.
-            times: its mtime and ctime while it had these names and noted entries.
+            times: its times while it had these names and noted entries.
             items: the entries; None to read them on first use.
             names: the captured names, if they are already a list.
             encoded: the encoded entries; None to encode them on first use.
@@ -150,7 +150,7 @@ class DirState:
         self.is_stored = is_stored
         """Whether a durable checkpoint refers to its object, and thus to all objects below it."""
         self.times = times
-        """Its mtime and ctime while it had these names and noted entries, or NO_TIMES."""
+        """Its times while it had these names and noted entries, or NO_TIMES."""
         self._items = items
         self._names = names
         self._encoded = encoded
@@ -208,6 +208,13 @@ class DirState:
     def signature_list(self) -> list[bytes]:
         """Return the signatures, one for each name."""
         return [self.signature_at(position) for position in range(len(self.names))]
+
+    def below(self, path: bytes) -> DirState | None:
+        """Return the state of a directory by its path, empty for this one; None if unknown."""
+        state: DirState | None = self
+        for name in path.split(b"/") if path else ():
+            state = None if state is None else state.subdirs.get(name)
+        return state
 
     def left_out(self) -> Iterator[bytes]:
         """Iterate over the ignored paths, without the entries below them."""

@@ -4,6 +4,7 @@ import gc
 import os
 import random
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +14,12 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Workspace
 from agent_checkpoint.workspace.changes import file_systems
-from agent_checkpoint.workspace.changes.file_systems import sets_directory_times
-from agent_checkpoint.workspace.safe_open import reliable_times
+from agent_checkpoint.workspace.changes.directory_times import DirectoryTimes
+from agent_checkpoint.workspace.changes.file_systems import mounts_identity
 from agent_checkpoint.workspace.scan import scan_cache, stat_pass
+from agent_checkpoint.workspace.scan.reading import file_reader
+from agent_checkpoint.workspace.scan.reading.entry_reader import ReadResult
+from agent_checkpoint.workspace.scan.walk import TreeWalk
 from agent_checkpoint.workspace.tree.dir_state import NO_TIMES, TIMES
 
 DIRECTORIES = 5
@@ -42,7 +46,7 @@ def manager(tmp_path: Path) -> Iterator[CheckpointManager]:
 @pytest.fixture(autouse=True)
 def timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests run on any file system."""
-    monkeypatch.setattr(file_systems, "sets_directory_times", lambda fd: True)
+    monkeypatch.setattr(file_systems, "mounts_identity", lambda fd: b"mounted.")
 
 
 @pytest.fixture
@@ -181,7 +185,8 @@ def test_times_count_only_for_the_names_of_their_listing(
         state = workspace._scanner.dir_state
     assert state is not None
     found = (root / "dir1").stat()
-    assert state.subdirs[b"dir1"].times == TIMES.pack(found.st_mtime_ns, found.st_ctime_ns)
+    times = TIMES.pack(found.st_mtime_ns, found.st_ctime_ns, b"mounted.")
+    assert state.subdirs[b"dir1"].times == times
     assert state.subdirs[b"dir2"].times == NO_TIMES
 
 
@@ -312,11 +317,25 @@ def test_objects_that_the_program_froze_stay_frozen(monkeypatch: pytest.MonkeyPa
 
 
 def test_times_in_the_moment_of_the_listing_are_not_relied_on(tmp_path: Path) -> None:
-    found = tmp_path.stat()
-    newest = max(found.st_mtime_ns, found.st_ctime_ns)
-    assert reliable_times(found, newest) == NO_TIMES
-    times = TIMES.pack(found.st_mtime_ns, found.st_ctime_ns)
-    assert reliable_times(found, newest + 3_000_000_000) == times
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        (tmp_path / "new").write_text("")
+        assert DirectoryTimes(fd).before_listing(fd) == NO_TIMES
+        time.sleep(RACY)
+        times = DirectoryTimes(fd).before_listing(fd)
+        found = tmp_path.stat()
+        assert times == TIMES.pack(found.st_mtime_ns, found.st_ctime_ns, b"mounted.")
+        assert DirectoryTimes(fd).are_same(times, found)
+        (tmp_path / "other").write_text("")
+        assert not DirectoryTimes(fd).are_same(times, tmp_path.stat())
+    finally:
+        os.close(fd)
+
+
+class ZeroTimes:
+    """What `stat` tells of a directory in an image without times."""
+
+    st_mtime_ns = st_ctime_ns = 0
 
 
 class FarTimes:
@@ -325,39 +344,181 @@ class FarTimes:
     st_mtime_ns = st_ctime_ns = -(1 << 64)
 
 
-def test_times_that_do_not_fit_are_not_relied_on(tmp_path: Path) -> None:
-    found: Any = FarTimes
-    assert reliable_times(found, time.time_ns()) == NO_TIMES
-    assert stat_pass._times(found) != NO_TIMES
+@pytest.mark.parametrize("found", [ZeroTimes, FarTimes])
+def test_no_times_are_the_same_as_none(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_systems, "mounts_identity", lambda fd: bytes(8))
+    assert not DirectoryTimes(0).are_same(NO_TIMES, found)
+
+
+def test_after_another_mount_all_directories_are_listed_once(
+    root: Path, manager: CheckpointManager, listed: "list[str]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash can leave new names with old times, and so can changes of what was not mounted."""
+    monkeypatch.setattr(scan_cache, "_REWRITE_AFTER", 5)
+    snapshot(root, manager)
+    monkeypatch.setattr(file_systems, "mounts_identity", lambda fd: b"another.")
+    (root / "dir1" / "file1").write_text("changed")
+    time.sleep(RACY)
+    snapshot(root, manager)
+    assert len(listed) == 1 + 2 * DIRECTORIES
+    del listed[:]
+    assert snapshot(root, manager) == full_scan(root)
+    assert listed == []
+
+
+def test_where_mounts_are_unknown_all_directories_are_listed(
+    root: Path, manager: CheckpointManager, listed: "list[str]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_systems, "mounts_identity", lambda fd: None)
+    for _ in range(3):
+        snapshot(root, manager)
+    assert len(listed) == 2 * (1 + 2 * DIRECTORIES)
+
+
+def test_times_that_many_listings_gave_are_kept(
+    root: Path, manager: CheckpointManager, listed: "list[str]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan_cache, "_REWRITE_AFTER", DIRECTORIES)
+    snapshot(root, manager)
+    for place in range(DIRECTORIES):
+        (root / f"dir{place}" / "new").write_text("new")
+    time.sleep(RACY)
+    snapshot(root, manager)
+    (root / "dir1" / "file1").write_text("changed")
+    time.sleep(RACY)
+    snapshot(root, manager)
+    del listed[:]
+    assert snapshot(root, manager) == full_scan(root)
+    assert listed == []
+
+
+def test_the_times_are_those_of_the_directory_that_was_listed(
+    root: Path, manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parent is exchanged before it is opened, and back afterwards."""
+    for place in ("dir1", "dir2"):
+        (root / place / "below" / "file").write_text("")
+    time.sleep(RACY)
+    snapshot(root, manager)
+    (root / "dir1" / "below" / "new").write_text("new")
+    (root / "dir1" / "below" / "file").write_text("changed: so its state is written")
+    time.sleep(RACY)
+
+    def exchange() -> None:
+        (root / "dir1").rename(root / "other")
+        (root / "dir2").rename(root / "dir1")
+        (root / "other").rename(root / "dir2")
+
+    opened, run = stat_pass.DirectoryOpener.open, stat_pass.StatPass.run
+    exchanged = []
+
+    def open_later(self: Any, path: bytes) -> int:
+        if path == b"dir1/below" and not exchanged:
+            exchanged.append(path)
+            exchange()
+        return opened(self, path)
+
+    def run_and_exchange(self: Any, *arguments: Any) -> Any:
+        found = run(self, *arguments)
+        exchange()
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stat_pass.DirectoryOpener, "open", open_later)
+        patched.setattr(stat_pass.StatPass, "run", run_and_exchange)
+        snapshot(root, manager)
+    assert exchanged
+    for _ in range(2):
+        assert snapshot(root, manager) == full_scan(root)
+
+
+def test_a_listed_file_that_is_neither_captured_nor_noted_is_found_later(
+    root: Path, manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader found another directory at this path, which was exchanged."""
+    read = file_reader.EntryReader.read
+
+    def lose(self: Any, fd: int, request: Any) -> ReadResult:
+        return ReadResult(None) if request.name == b"file2" else read(self, fd, request)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(file_reader.EntryReader, "read", lose)
+        lost = snapshot(root, manager)
+    assert lost != full_scan(root)
+    assert snapshot(root, manager) == full_scan(root)
+
+
+def test_paths_that_are_too_long_are_listed(
+    root: Path, manager: CheckpointManager, listed: "list[str]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fd = os.open(root / "dir1", os.O_RDONLY)
+    for _ in range(20):
+        os.mkdir("d" * 250, dir_fd=fd)
+        below = os.open("d" * 250, os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(os.open("file", os.O_CREAT, dir_fd=fd))
+    try:
+        time.sleep(RACY)
+        before = snapshot(root, manager)
+        monkeypatch.delattr(TreeWalk, "full")
+        assert snapshot(root, manager) == before
+        assert listed
+    finally:
+        os.close(fd)
+
+
+def test_a_file_system_that_is_mounted_again_is_another_one(tmp_path: Path) -> None:
+    if os.geteuid() != 0 or shutil.which("mkfs.ext4") is None or not Path("/sys/fs/ext4").exists():
+        pytest.skip("only root can mount, and there has to be a mkfs.ext4 and a /sys")
+    image, disk = tmp_path / "image", tmp_path / "disk"
+    disk.mkdir()
+    with image.open("wb") as file:
+        file.truncate(8 << 20)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, capture_output=True)
+    found = []
+    for _ in range(2):
+        mount = ["mount", "-o", "loop", str(image), str(disk)]
+        done = subprocess.run(mount, capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"mounting is refused: {done.stderr.strip()}")
+        fd = os.open(disk, os.O_RDONLY)
+        try:
+            found += [mounts_identity(fd), mounts_identity(fd)]
+        finally:
+            os.close(fd)
+            subprocess.run(["umount", "-l", str(disk)], check=True)
+    assert None not in found
+    assert found[0] == found[1] != found[2] == found[3]
 
 
 @pytest.mark.parametrize(
-    ("lines", "is_timed"),
+    ("lines", "is_known"),
     [
         ("7 1 8:1 / /disk rw - ext4 /dev/a rw", True),
+        ("7 1 8:1 / /disk rw - xfs /dev/a rw", True),
+        ("7 1 0:9 / /disk rw - tmpfs a rw", True),
+        ("7 1 8:1 / /disk rw - btrfs /dev/a rw", False),
+        ("7 1 0:9 / /disk rw - overlay a rw", False),
         ("7 1 8:1 / /disk rw - vfat /dev/a rw", False),
         ("7 1 8:1 / /disk rw - nfs4 host:/ rw", False),
         ("7 1 8:1 / /disk rw - ext4 /dev/a rw\n8 7 0:9 / /disk/place/below rw - fuse a rw", False),
         ("7 1 8:1 / /disk rw - xfs /dev/a rw\n8 7 0:9 / /disk/place/below rw - tmpfs a rw", True),
         ("7 1 8:1 / /disk rw - ext4 /dev/a rw\n8 7 0:9 / /disk/place2 rw - fuse a rw", True),
+        ("7 1 8:2 / /disk rw - ext4 /dev/gone rw", False),
         ("9 1 8:1 / /disk rw - ext4 /dev/a rw", False),
     ],
 )
 def test_the_file_systems_decide(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, is_timed: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, is_known: bool
 ) -> None:
     table = tmp_path / "mountinfo"
     table.write_text(lines + "\n")
+    links = {b"/proc/self/fd/0": b"/disk/place", b"/sys/dev/block/8:1": b"../a"}
+    stat = os.stat
+    known = {b"/sys/fs/ext4/a": tmp_path, b"/sys/fs/xfs/a": tmp_path}
     monkeypatch.setattr("agent_checkpoint.backends.os_support.mounts.TABLE", table)
     monkeypatch.setattr(file_systems, "mount_id", lambda fd: b"7")
-    monkeypatch.setattr(os, "readlink", lambda path: b"/disk/place")
-    assert sets_directory_times(0) is is_timed
-
-
-def test_on_other_file_systems_all_directories_are_listed(
-    root: Path, manager: CheckpointManager, listed: "list[str]", monkeypatch: pytest.MonkeyPatch
-) -> None:
-    snapshot(root, manager)
-    monkeypatch.setattr(file_systems, "sets_directory_times", lambda fd: False)
-    snapshot(root, manager)
-    assert len(listed) == 1 + 2 * DIRECTORIES
+    monkeypatch.setattr(os, "readlink", lambda path: links.get(path, b"../gone"))
+    monkeypatch.setattr(os, "stat", lambda path: stat(known.get(path, path)))
+    assert (mounts_identity(0) is not None) is is_known

@@ -130,22 +130,22 @@ def test_processes_report_changes_and_links(root: Path, tmp_path: Path, started:
         output = subprocess.run(
             [
                 *own_program.own_program(stat_pool._WORKER),
-                *map(str, (fd, numbers, index_path, index.digest.hex(), stat_worker.BY_TIMES)),
+                *map(str, (fd, numbers, index_path, index.digest.hex())),
             ],
             pass_fds=[fd, numbers],
             check=True,
             capture_output=True,
         ).stdout
-        serial = StatPass(fd, None, by_times=True)
+        serial = StatPass(fd, None)
         for part in parts:
             serial.run(part.state, part.path)
     finally:
         os.close(fd)
         os.close(numbers)
-    merged = StatPass(-1, None, by_times=True)
+    merged = StatPass(-1, None)
     reported = stat_pool.json.loads(output)
     for _, found in reported:
-        stat_pool._add(merged, found)
+        stat_pool._add(merged, found, index.root)
     assert [number for number, _ in reported] == list(range(len(parts)))
     assert merged.changed == serial.changed
     assert parts[0].path in merged.changed.names
@@ -191,7 +191,7 @@ def test_a_process_that_finds_another_index_takes_no_part(root: Path, tmp_path: 
     fd = os.open(root, os.O_RDONLY)
     try:
         done = subprocess.run(
-            [*own_program.own_program(stat_pool._WORKER), str(fd), "0", str(index_path), "00", ""],
+            [*own_program.own_program(stat_pool._WORKER), str(fd), "0", str(index_path), "00"],
             pass_fds=[fd],
             stdin=subprocess.DEVNULL,
             capture_output=True,
