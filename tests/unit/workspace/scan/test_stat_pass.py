@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -468,6 +469,20 @@ def test_paths_that_are_too_long_are_listed(
         os.close(fd)
 
 
+MOUNT_TWICE = """
+import os, subprocess, sys
+from agent_checkpoint.workspace.changes.file_systems import mounts_identity
+image, disk = sys.argv[1:]
+for _ in range(2):
+    if subprocess.call(["mount", "-o", "loop", image, disk]):
+        sys.exit()  # it is refused
+    fd = os.open(disk, os.O_RDONLY)
+    print(mounts_identity(fd), mounts_identity(fd))
+    os.close(fd)
+    subprocess.check_call(["umount", disk])
+"""
+
+
 def test_a_file_system_that_is_mounted_again_is_another_one(tmp_path: Path) -> None:
     if os.geteuid() != 0 or shutil.which("mkfs.ext4") is None or not Path("/sys/fs/ext4").exists():
         pytest.skip("only root can mount, and there has to be a mkfs.ext4 and a /sys")
@@ -476,20 +491,18 @@ def test_a_file_system_that_is_mounted_again_is_another_one(tmp_path: Path) -> N
     with image.open("wb") as file:
         file.truncate(8 << 20)
     subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, capture_output=True)
-    found = []
-    for _ in range(2):
-        mount = ["mount", "-o", "loop", str(image), str(disk)]
-        done = subprocess.run(mount, capture_output=True, text=True)
-        if done.returncode != 0:
-            pytest.skip(f"mounting is refused: {done.stderr.strip()}")
-        fd = os.open(disk, os.O_RDONLY)
-        try:
-            found += [mounts_identity(fd), mounts_identity(fd)]
-        finally:
-            os.close(fd)
-            subprocess.run(["umount", "-l", str(disk)], check=True)
-    assert None not in found
-    assert found[0] == found[1] != found[2] == found[3]
+    # In a namespace of its own: other tests must not see the mounts.
+    done = subprocess.run(
+        ["unshare", "-m", sys.executable, "-c", MOUNT_TWICE, str(image), str(disk)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    if not done.stdout:
+        pytest.skip(f"mounting is refused: {done.stderr.strip()}")
+    first, again = (line.split() for line in done.stdout.splitlines())
+    assert "None" not in first
+    assert first[0] == first[1] != again[0] == again[1]
 
 
 @pytest.mark.parametrize(
