@@ -258,7 +258,8 @@ class Connections:
             return
         self.reserve.size = 0
         with suppress(OSError, StorageError):
-            if self.exists():  # first: a lock file is created where a store was removed
+            # First: a lock file is created where a store was removed.
+            if self.exists() and not self.wal_bytes():
                 with self._queue.hold(0):
                     if not self.wal_bytes():
                         self.reserve.settle(size_at_rest(self.database.stat().st_size))
