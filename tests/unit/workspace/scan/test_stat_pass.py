@@ -477,7 +477,7 @@ for _ in range(2):
     if subprocess.call(["mount", "-o", "loop", image, disk]):
         sys.exit()  # it is refused
     fd = os.open(disk, os.O_RDONLY)
-    print(mounts_identity(fd), mounts_identity(fd))
+    print(mounts_identity(fd).hex(), mounts_identity(fd).hex())
     os.close(fd)
     subprocess.check_call(["umount", disk])
 """
@@ -501,7 +501,6 @@ def test_a_file_system_that_is_mounted_again_is_another_one(tmp_path: Path) -> N
     if not done.stdout:
         pytest.skip(f"mounting is refused: {done.stderr.strip()}")
     first, again = (line.split() for line in done.stdout.splitlines())
-    assert "None" not in first
     assert first[0] == first[1] != again[0] == again[1]
 
 
