@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import struct
 import time
+from functools import cached_property
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.workspace.safe_open import is_racy
@@ -21,37 +22,37 @@ class DirectoryTimes:
     """Compares the times of directories below a root during one scan."""
 
     def __init__(self, root: int) -> None:
-        """Refer to an open root. The mounts are looked up at the first use."""
+        """Refer to an open root. Its mounts are looked up at the first use."""
         self._root = root
         self._began = time.time_ns()
-        self._is_looked_up = False
-        self._mounts: bytes | None = None
+
+    @cached_property
+    def _mounts(self) -> bytes | None:
+        """What identifies the mounts; None if no times are to be relied on."""
+        with block_forks():
+            from agent_checkpoint.workspace.changes.file_systems import mounts_identity
+
+        return mounts_identity(self._root)
 
     def before_listing(self, fd: int) -> bytes:
         """Return the times of an open directory that is about to be listed, or NO_TIMES.
 
         Raises OSError.
         """
-        if self._identity() is None:
+        if self._mounts is None:
             return NO_TIMES
         status = os.fstat(fd)
-        return NO_TIMES if is_racy(status, self._began) else self._packed(status)
+        return NO_TIMES if is_racy(status, self._began) else _packed(status, self._mounts)
 
     def are_same(self, known: bytes, status: os.stat_result) -> bool:
         """Return whether a directory has the same names as when its times were known."""
-        return known != NO_TIMES and self._identity() is not None and known == self._packed(status)
+        if known == NO_TIMES or self._mounts is None:
+            return False
+        return known == _packed(status, self._mounts)
 
-    def _packed(self, status: os.stat_result) -> bytes:
-        try:
-            return TIMES.pack(status.st_mtime_ns, status.st_ctime_ns, self._mounts or b"")
-        except struct.error:  # a time outside 1677 to 2262
-            return NO_TIMES
 
-    def _identity(self) -> bytes | None:
-        if not self._is_looked_up:
-            with block_forks():
-                from agent_checkpoint.workspace.changes.file_systems import mounts_identity
-
-            self._mounts = mounts_identity(self._root)
-            self._is_looked_up = True
-        return self._mounts
+def _packed(status: os.stat_result, mounts: bytes) -> bytes:
+    try:
+        return TIMES.pack(status.st_mtime_ns, status.st_ctime_ns, mounts)
+    except struct.error:  # a time outside 1677 to 2262
+        return NO_TIMES

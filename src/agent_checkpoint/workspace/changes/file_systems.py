@@ -1,4 +1,4 @@
-"""The file systems of a workspace. Owns what can be relied on: events, and one mount.
+"""The file systems of a workspace. Owns which raise all events, and what identifies a mount.
 
 An event is raised only in the kernel that makes the change. Changes on another machine (network
 file systems) or in a server process (FUSE) raise none here.

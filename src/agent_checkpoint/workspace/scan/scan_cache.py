@@ -177,9 +177,9 @@ class ScanCache:
 
     def note_learned(self, directories: int) -> None:
         """Have the next commit write a new index if the times of many directories are not in it."""
-        self._is_rewrite_due = self.dir_state is not None and directories >= max(
-            _REWRITE_AFTER, self.dir_state.files // _FILES_PER_LEARNED
-        )
+        files = 0 if self.dir_state is None else self.dir_state.files
+        if directories >= max(_REWRITE_AFTER, files // _FILES_PER_LEARNED):
+            self._is_rewrite_due = True
 
     def forget_index(self) -> None:
         """Remove the stat index of a directory that is about to be deleted."""

@@ -110,7 +110,7 @@ class StatPass:
                     kind = stat.S_IFMT(lstat(start + name, dir_fd=root).st_mode)
                     if not _is_still_left_out(note, kind):
                         return None
-        except (OSError, struct.error):  # removed just now, or too long a path; `stat_signature`
+        except (OSError, struct.error):  # removed just now; too long a path; a time out of range
             return None
         return subdirs if b"".join(signatures) == state.signatures else None
 
