@@ -154,7 +154,7 @@ class Log(Sequence[T]):
         return len(self._items)
 
     def __iter__(self) -> Iterator[T]:
-        return map(self._read, self._items)
+        return (item if type(item) in CONSTANTS else self._read(item) for item in self._items)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Log):

@@ -122,6 +122,31 @@ def test_items_are_copied_in() -> None:
     assert log == [{"a": [1]}] * 3
 
 
+@pytest.mark.parametrize(
+    "read",
+    [list, lambda log: [log[n] for n in range(len(log))], lambda log: log[:], lambda log: [*log]],
+    ids=["iterator", "index", "slice", "unpacked"],
+)
+def test_an_item_that_can_change_is_copied_out(read: Any) -> None:
+    log = Log(["a", bytearray(b"b"), {"set": {1}}, ([2],), {"n": 1}])
+    shown = read(log)
+    assert shown == ["a", b"b", {"set": {1}}, ([2],), {"n": 1}]
+    shown[1] += b"!"
+    shown[2]["set"].add(2)
+    with pytest.raises(ImmutableError):
+        shown[3][0].append(3)
+    with pytest.raises(ImmutableError):
+        shown[4]["n"] = 2
+    assert log.to_list() == ["a", b"b", {"set": {1}}, ([2],), {"n": 1}]
+
+
+def test_items_that_are_added_during_an_iteration_are_reached() -> None:
+    log: Log[Any] = Log(["a"])
+    found = iter(log)
+    log.append({"n": 1})
+    assert list(found) == ["a", {"n": 1}]
+
+
 def test_an_object_in_an_item_is_cloned() -> None:
     tool = LoggedTool("ls")
     log = Log([{"tool": tool}])
