@@ -164,10 +164,15 @@ class ListChannel:
         """Return how many items are those of the log from a position on, one by one."""
         codec, same = self._codec, 0
         for item, known in zip(items, raw_items(self.log)[begin:]):
-            if codec.item(*codec.serde.dumps_typed(item)) != known:
+            if _form(codec.item(*codec.serde.dumps_typed(item))) != _form(known):
                 break
             same += 1
         return same
+
+
+def _form(item: Any) -> bytes:
+    """Return an item of a log as bytes: they differ for 1 and true, which are equal in Python."""
+    return ormsgpack.packb(item.value if isinstance(item, Shared) else item, option=_OPTIONS)
 
 
 def _unpacked_and_packed(data: bytes) -> tuple[Any, bytes]:
