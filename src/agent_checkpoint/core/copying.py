@@ -102,7 +102,7 @@ def cloned(value: C, memo: dict[int, Any] | None = None) -> C:
         twin: C = known[id(value)]
         return twin
     twin = known[id(value)] = copy.copy(value)
-    descend = _cloner(known)
+    descend = _Cloner(known)
     for name, item in read_fields(value).items():
         try:
             setattr(twin, name, descend(item, 0, None))
@@ -121,7 +121,7 @@ def copied(value: Any) -> Any:
     Raises:
         PathError: a value cannot be copied or is nested too deeply.
     """
-    return _cloner({})(value, 0, None)
+    return _Cloner({})(value, 0, None)
 
 
 def immutable_copy(value: Any) -> Any:
@@ -132,7 +132,7 @@ def immutable_copy(value: Any) -> Any:
     Raises:
         PathError: a value cannot be copied.
     """
-    clone = _cloner({})
+    clone = _Cloner({})
     return _immutable(value, lambda item: clone(item, 0, None))
 
 
@@ -157,33 +157,35 @@ def _refuse(item: Any) -> Any:
 
 def _immutable(value: Any, other: Callable[[Any], Any]) -> Any:
     """Return a value with immutable dicts and lists; `other` copies mutable values."""
-
-    def descend(item: Any) -> Any:
-        kind = type(item)
-        if kind in ATOMS:
-            return item
-        if kind is dict:
-            if ATOMS.issuperset(map(type, item.values())):
-                return immutable_dict(item)
-            return immutable_dict({key: descend(part) for key, part in item.items()})
-        if kind is list:
-            return immutable_list(map(descend, item))
-        if kind is tuple:
-            return tuple(map(descend, item))
-        if library_leaf(kind) is not None:
-            return item
-        return other(item)
-
-    return descend(value)
+    kind = type(value)
+    if kind in ATOMS:
+        return value
+    if kind is dict:
+        if ATOMS.issuperset(map(type, value.values())):
+            return immutable_dict(value)
+        return immutable_dict({key: _immutable(part, other) for key, part in value.items()})
+    if kind is list:
+        return immutable_list([_immutable(part, other) for part in value])
+    if kind is tuple:
+        return tuple([_immutable(part, other) for part in value])
+    if library_leaf(kind) is not None:
+        return value
+    return other(value)
 
 
-def _cloner(known: dict[int, Any]) -> Descend:
-    """Return a function that copies values and clones the Checkpointables in them."""
+class _Cloner:
+    """Copies values and clones the Checkpointables in them.
 
-    def descend(item: Any, depth: int, _: Any) -> Any:
-        return cloned(item, known) if is_checkpointable(item) else _copy(item, depth, descend)
+    Not a nested function: one that calls itself is garbage that only the collector finds.
+    """
 
-    return descend
+    __slots__ = ("_known",)
+
+    def __init__(self, known: dict[int, Any]) -> None:
+        self._known = known
+
+    def __call__(self, item: Any, depth: int, _: Any) -> Any:
+        return cloned(item, self._known) if is_checkpointable(item) else _copy(item, depth, self)
 
 
 def live_outline(value: Any, keep: Callable[[Any], Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 from weakref import WeakSet
 
@@ -344,7 +345,9 @@ class LogItems(OutOfLineValue):
             place += 1
         now = StoredList(builder, place, leaf, leaf_place)
         known = _Known(self._generation, self._encode.types, self._encode.policy.redactor, now)
-        writer.on_commit(lambda: writer.write_cache.__setitem__(self._identity, known))
+        # Not a function that has the writer, which has the function: its objects would wait for the
+        # garbage collector.
+        writer.on_commit(partial(writer.write_cache.__setitem__, self._identity, known))
         return builder
 
     def _stored(self, writer: Writer) -> StoredList:

@@ -61,6 +61,13 @@ def seal_entry(record: dict[str, JsonValue], *, indent: bool = False) -> bytes:
     return end_entry(body, indent=indent)
 
 
+def seal_parts(record: dict[str, JsonValue], parts: Mapping[str, bytes]) -> bytes:
+    """Encode a record as `seal_entry` does, with parts that are JSON texts already."""
+    members = b",".join([b"%b:%b" % (write_json(name), text) for name, text in parts.items()])
+    text = write_json({"agent_checkpoint": FORMAT, **record})
+    return end_entry(b'%b,"parts":{%b}' % (text[:-1], members), indent=False)
+
+
 def append_record(
     backend: Backend, stream: str, record: dict[str, JsonValue], *, after: int | None = None
 ) -> int:
@@ -140,12 +147,10 @@ def write_checkpoint(
         parts: the JSON text of each part.
         size: the size of the whole state as JSON, in bytes.
     """
-    record: dict[str, JsonValue] = {"agent_checkpoint": FORMAT, "key": draft.key, "ts_ns": ts_ns}
+    record: dict[str, JsonValue] = {"key": draft.key, "ts_ns": ts_ns}
     details = [*_details(draft, parents), ("size", size)]
     record.update({name: value for name, value in details if value != _DEFAULTS[name]})
-    members = (b"%b:%b" % (write_json(name), text) for name, text in parts.items())
-    body = write_json(record)[:-1] + b',"parts":{' + b",".join(members) + b"}"
-    return end_entry(body, indent=False)
+    return seal_parts(record, parts)
 
 
 def write_readable(

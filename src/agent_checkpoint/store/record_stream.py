@@ -14,13 +14,12 @@ from urllib.parse import quote, unquote
 
 from agent_checkpoint.errors import UNUSABLE, IntegrityError
 from agent_checkpoint.records import JsonValue, check_stream, short_repr
-from agent_checkpoint.store.canonical_json import read_json
-from agent_checkpoint.store.checkpoint_entries import open_entry, seal_entry
+from agent_checkpoint.store.checkpoint_entries import open_entry, seal_entry, seal_parts
 from agent_checkpoint.store.objects.reader import Reader, object_names
 from agent_checkpoint.store.objects.splitting import inline_parts, split_parts
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.store.sealed_streams import read_entries
-from agent_checkpoint.store.store import Encoded, Store
+from agent_checkpoint.store.store import Encoded, Store, WrittenParts
 
 _PAGE = 1000
 _NUMBER = "number"
@@ -83,11 +82,11 @@ class RecordStream:
         def encode(writer: Writer) -> Encoded:
             if is_readable:
                 trees = inline_parts(parts, writer)
-            else:
-                texts, _ = split_parts(parts, writer)
-                trees = {name: read_json(text) for name, text in texts.items()}
-            entry = seal_entry({**record, "parts": trees}, indent=is_readable)
-            return Encoded(entry, trees, tuple(object_names(trees.values())), len(entry))
+                entry = seal_entry({**record, "parts": trees}, indent=True)
+                return Encoded(entry, trees, tuple(object_names(trees.values())), len(entry))
+            texts, roots = split_parts(parts, writer)
+            entry = seal_parts(dict(record), texts)
+            return Encoded(entry, WrittenParts(texts), roots, len(entry))
 
         seq, encoded = self.store.commit(self.name, encode, after=after, wait=wait)
         return seq, {**record, "parts": encoded.parts}

@@ -86,8 +86,8 @@ class Encoded(NamedTuple):
     redacted: int = 0
 
 
-class _WrittenParts(Mapping[str, JsonValue]):
-    """The parts of a checkpoint just written, parsed when they are used: most never are."""
+class WrittenParts(Mapping[str, JsonValue]):
+    """The parts of an entry just written, parsed when they are used: most never are."""
 
     def __init__(self, texts: Mapping[str, bytes]) -> None:
         self._texts = texts
@@ -489,7 +489,7 @@ class Store:
             roots, size = tuple(object_names(draft.parts.values())), draft.source.size
         draft = _with_count(draft, writer)
         entry = write_checkpoint(draft, ts_ns=ts_ns, parents=parents, parts=texts, size=size)
-        return Encoded(entry, _WrittenParts(texts), roots, size, draft.redacted)
+        return Encoded(entry, WrittenParts(texts), roots, size, draft.redacted)
 
     def _readable_head(self, key: str) -> tuple[str, ...]:
         # An unreadable newest entry must not stop an agent from saving.

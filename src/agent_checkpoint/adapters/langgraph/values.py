@@ -131,7 +131,9 @@ class ListChannel:
     def update(self, value: list[Any]) -> Log[Any]:
         """Make the log equal to a list, and return it. Raises what the serializer raises."""
         codec = self._codec
-        packed = [self._pack(value[at : at + _GROUP]) for at in range(0, len(value), _GROUP)]
+        packed = [
+            self._pack(value[at : at + _GROUP], at // _GROUP) for at in range(0, len(value), _GROUP)
+        ]
         same = self._same(value, packed)
         self.log.truncate(same)
         self._packed = []  # until the log has all items
@@ -141,21 +143,21 @@ class ListChannel:
         self._packed = packed
         return self.log
 
-    def _pack(self, items: list[Any]) -> bytes:
-        """Return the serialized items without a head; nothing if they cannot be compared so."""
+    def _pack(self, items: list[Any], position: int) -> bytes:
+        """Return the serialized items of a group; nothing if they cannot be compared so."""
         kind, packed = self._codec.serde.dumps_typed(items)
         if not self._codec.is_msgpack or kind != "msgpack":
             return b""
-        # The head has the number of items.
-        return packed[{0xDC: 3, 0xDD: 5}.get(packed[0], 1) :]
+        # The known ones if they are equal: the new ones are freed while they are in the cache.
+        known = self._packed[position : position + 1]
+        return known[0] if known == [packed] else packed
 
     def _same(self, value: list[Any], packed: list[bytes]) -> int:
         """Return how many items at the beginning are those of the log."""
         count = len(self.log)
         for position, known in enumerate(self._packed):
             begin = position * _GROUP
-            # Packed items are self-delimiting: an equal beginning is as many equal items.
-            if position < len(packed) and known and packed[position].startswith(known):
+            if position < len(packed) and known and _begins_with(packed[position], known):
                 continue
             return begin + self._same_items(value[begin : begin + _GROUP], begin)
         return count if self._packed else self._same_items(value, 0)
@@ -164,10 +166,28 @@ class ListChannel:
         """Return how many items are those of the log from a position on, one by one."""
         codec, same = self._codec, 0
         for item, known in zip(items, raw_items(self.log)[begin:]):
-            if codec.item(*codec.serde.dumps_typed(item)) != known:
+            if _form(codec.item(*codec.serde.dumps_typed(item))) != _form(known):
                 break
             same += 1
         return same
+
+
+def _form(item: Any) -> bytes:
+    """Return an item of a log as bytes: they differ for 1 and true, which are equal in Python."""
+    return ormsgpack.packb(item.value if isinstance(item, Shared) else item, option=_OPTIONS)
+
+
+def _begins_with(packed: bytes, known: bytes) -> bool:
+    """Return whether a serialized list begins with the items of another one."""
+    if packed == known:  # most groups: without a copy
+        return True
+    # Packed items are self-delimiting: an equal beginning is as many equal items.
+    return packed.startswith(known[_head_size(known) :], _head_size(packed))
+
+
+def _head_size(packed: bytes) -> int:
+    """Return the size of the head of a serialized list, which has the number of items."""
+    return {b"\xdc": 3, b"\xdd": 5}.get(packed[:1], 1)
 
 
 def _unpacked_and_packed(data: bytes) -> tuple[Any, bytes]:

@@ -199,8 +199,11 @@ def _dict(value: dict[str, Any], limit: int, writer: Writer, refs: list[str]) ->
     size = 2
     for key, item in value.items():
         names: list[str] = []
-        members.append((write_json(key), _text(item, limit, writer, names), names))
-        size += len(members[-1][0]) + len(members[-1][1]) + 2
+        key_text = write_json(key)
+        is_short = type(item) in _SHORT or (type(item) is str and len(item) <= limit)
+        text = write_json(item) if is_short else _text(item, limit, writer, names)
+        members.append((key_text, text, names))
+        size += len(key_text) + len(text) + 2
         below += names
     if size > LARGEST_TEXT:
         builder = MerkleListBuilder()
@@ -246,17 +249,26 @@ def _room(value: Any, room: int) -> int:
     kind = type(value)
     if kind is str:
         return room - len(value)
+    if kind in _SHORT:
+        return room - 4
     if kind is dict:
-        for key, item in value.items():
-            room = _room(item, room - len(key) - 4)
-            if room < 0:
-                break
-        return room - 2
-    if kind is list:
-        for item in value:
-            room = _room(item, room - 1)
-            if room < 0:
-                break
-        return room - 2
-    # The types first: a check against an abstract class takes longer than the rest.
-    return room - 4 if kind in _SHORT or not isinstance(value, OutOfLineValue) else -1
+        room -= 4 * len(value) + 2
+        room -= sum(map(len, value)) if room >= 0 else 0
+        items = value.values()
+    elif kind is list:
+        room -= len(value) + 2
+        items = value
+    else:
+        return -1 if isinstance(value, OutOfLineValue) else room - 4
+    for item in items:
+        # Without a call for each string and number: there are many.
+        kind = type(item)
+        if kind is str:
+            room -= len(item)
+        elif kind in _SHORT:
+            room -= 4
+        else:
+            room = _room(item, room)
+        if room < 0:
+            break
+    return room

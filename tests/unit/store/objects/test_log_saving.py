@@ -1,5 +1,6 @@
 """Logs in stores: exact at every step, at the cost of what is new."""
 
+import gc
 import threading
 from pathlib import Path
 from typing import Any
@@ -274,3 +275,19 @@ def test_an_item_that_cannot_be_stored_is_named() -> None:
     chat = SavedChat(1, {"call": lambda: 1})  # can be copied, but not stored
     with pytest.raises(StateError, match=r"messages\[1\]\.call"):
         CheckpointManager().save("key", chat)
+
+
+def test_saves_leave_nothing_to_the_garbage_collector(tmp_path: Path) -> None:
+    """What a save allocates is freed when it returns, with the content of its objects."""
+    chat = {"messages": Log([{"text": "a" * 2000}])}
+    with CheckpointManager(backend="sqlite", path=tmp_path / "store") as manager:
+        manager.save("chat", chat)
+        gc.collect()
+        gc.disable()
+        try:
+            for number in range(5):
+                chat["messages"].append({"text": f"{number}" * 2000, "parts": [{"n": number}]})
+                manager.save("chat", chat)
+            assert gc.collect() == 0
+        finally:
+            gc.enable()
