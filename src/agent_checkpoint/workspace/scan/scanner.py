@@ -348,6 +348,7 @@ class Scanner:
                 run_in_parallel(stat_pass, root, index)
             else:
                 stat_pass.run(known)
+            stat_pass.keep_learned(known)
             names, replaced = stat_pass.changed
             if self._has_rule_file(names):
                 return None

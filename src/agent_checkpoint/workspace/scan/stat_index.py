@@ -27,7 +27,7 @@ import math
 import os
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from agent_checkpoint.workspace.tree.dir_state import (
     SIGNATURE,
     TIMES,
     DirState,
+    Entries,
     Note,
 )
 from agent_checkpoint.workspace.tree.tree_format import Stored
@@ -387,7 +388,7 @@ class Records:
 class _IndexedDir(DirState):
     """A directory in an index. Its attributes are set when they are used."""
 
-    __slots__ = ("_at", "_size", "records")
+    __slots__ = ("_at", "_is_decoded", "_size", "records")
 
     def __init__(self, records: Records, at: int, size: int) -> None:
         """Refer to a directory.
@@ -400,6 +401,7 @@ class _IndexedDir(DirState):
         self.records = records
         self._at = at
         self._size = size
+        self._is_decoded = False
         self.is_stored = True
 
     @property
@@ -416,28 +418,40 @@ class _IndexedDir(DirState):
             self._decode()
         return object.__getattribute__(self, name)
 
+    def entries(self) -> Entries:
+        """Return what a stat pass compares, without decoding the rest."""
+        if self._is_decoded:
+            return super().entries()
+        row, packed_names, signatures, subdirs, notes = self._pieces()
+        names = packed_names.split(b"/") if packed_names else []
+        return row[7], names, signatures, notes, self._subdirs(subdirs, names)
+
     def _decode(self) -> None:
-        records = self.records
-        data, at = records.find(self._at, self._size)
-        row = _ROW.unpack_from(data, at)
-        count, below, names_size, notes_size, self.has_notes, self.files, self.bytes = row[:7]
-        self.times = row[7]
-        names = at + _ROW.size
-        signatures = names + names_size
-        subdirs_at = signatures + count * SIGNATURE.size
-        self.packed_names = packed_names = data[names:signatures]
-        self.signatures = data[signatures:subdirs_at]
-        notes = subdirs_at + below * _SUBDIR.size
-        if below:
-            all_names = packed_names.split(b"/")
-            self.subdirs = {
-                all_names[number]: _IndexedDir(records, offset, size)
-                for offset, size, number in _SUBDIR.iter_unpack(data[subdirs_at:notes])
-            }
-        else:
-            self.subdirs = _NO_SUBDIRS
-        self.notes = _decode_notes(data[notes : notes + notes_size]) if notes_size else NO_NOTES
+        row, self.packed_names, self.signatures, subdirs, self.notes = self._pieces()
+        self.has_notes, self.files, self.bytes, self.times = row[4:8]
+        self.subdirs = self._subdirs(subdirs, self.packed_names.split(b"/") if subdirs else ())
         self._items = self._encoded = self._names = self._texts = None
+        self._is_decoded = True
+
+    def _pieces(self) -> tuple[tuple[Any, ...], bytes, bytes, bytes, Mapping[bytes, Note]]:
+        """Return the row of the record, names, signatures, subdirectories and notes."""
+        data, at = self.records.find(self._at, self._size)
+        row = _ROW.unpack_from(data, at)
+        names = at + _ROW.size
+        signatures = names + row[2]
+        subdirs = signatures + row[0] * SIGNATURE.size
+        notes = subdirs + row[1] * _SUBDIR.size
+        found = _decode_notes(data[notes : notes + row[3]]) if row[3] else NO_NOTES
+        return row, data[names:signatures], data[signatures:subdirs], data[subdirs:notes], found
+
+    def _subdirs(self, subdirs: bytes, names: Sequence[bytes]) -> Mapping[bytes, DirState]:
+        if not subdirs:
+            return _NO_SUBDIRS
+        records = self.records
+        return {
+            names[number]: _IndexedDir(records, offset, size)
+            for offset, size, number in _SUBDIR.iter_unpack(subdirs)
+        }
 
 
 def _encode(

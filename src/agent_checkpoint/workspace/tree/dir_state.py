@@ -156,6 +156,10 @@ class DirState:
         self._encoded = encoded
         self._texts: list[str] | None = None
 
+    def entries(self) -> Entries:
+        """Return what a stat pass compares. Nothing is kept: most directories are unchanged."""
+        return self.times, self.names, self.signatures, self.notes, self.subdirs
+
     @property
     def names(self) -> list[bytes]:
         """The captured names, sorted."""
@@ -240,6 +244,10 @@ class DirState:
             for name, below in state.subdirs.items():
                 if below.has_notes:
                     stack.append((path + name + b"/", below))
+
+
+Entries = tuple[bytes, list[bytes], bytes, Mapping[bytes, Note], Mapping[bytes, DirState]]
+"""The times of a directory, its captured names, their signatures, the notes and subdirectories."""
 
 
 def signatures_by_name(state: DirState) -> dict[bytes, bytes]:

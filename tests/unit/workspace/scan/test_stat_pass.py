@@ -1,5 +1,6 @@
 """Directories that are not listed: their times tell that no name was added or removed."""
 
+import gc
 import os
 import random
 import shutil
@@ -16,7 +17,7 @@ from agent_checkpoint import CheckpointManager, Workspace
 from agent_checkpoint.workspace.changes import file_systems
 from agent_checkpoint.workspace.changes.directory_times import DirectoryTimes
 from agent_checkpoint.workspace.changes.file_systems import mounts_identity
-from agent_checkpoint.workspace.scan import scan_cache, stat_pass
+from agent_checkpoint.workspace.scan import scan_cache, stat_index, stat_pass
 from agent_checkpoint.workspace.scan.reading import file_reader
 from agent_checkpoint.workspace.scan.reading.entry_reader import ReadResult
 from agent_checkpoint.workspace.scan.walk import TreeWalk
@@ -106,6 +107,29 @@ def test_a_directory_that_was_listed_once_is_not_listed_again(
         assert snapshot(root, manager) == full_scan(root)
         assert listed == ["dir1"]
         del listed[:]
+
+
+def test_unchanged_directories_are_not_kept(root: Path, manager: CheckpointManager) -> None:
+    snapshot(root, manager)
+    with Workspace(root, manager.store, watch=False) as workspace:
+        workspace.snapshot()
+        tree: Any = workspace._scanner.dir_state
+        objects = [each for each in gc.get_objects() if isinstance(each, stat_index._IndexedDir)]
+        kept = [each for each in objects if each.records is tree.records]
+        assert len(kept) <= 1 + DIRECTORIES
+
+
+def test_a_process_keeps_the_times_that_a_listing_gave(
+    root: Path, manager: CheckpointManager, listed: "list[str]"
+) -> None:
+    snapshot(root, manager)
+    (root / "dir1" / "below" / "new").touch()
+    (root / "dir1" / "below" / "new").unlink()
+    time.sleep(RACY)
+    with Workspace(root, manager.store, watch=False) as workspace:
+        for _ in range(3):
+            workspace.snapshot()
+            assert listed == ["dir1/below"]
 
 
 CHANGES: "dict[str, Callable[[Path], object]]" = {

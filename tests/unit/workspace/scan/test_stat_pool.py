@@ -145,7 +145,7 @@ def test_processes_report_changes_and_links(root: Path, tmp_path: Path, started:
     merged = StatPass(-1, None)
     reported = stat_pool.json.loads(output)
     for _, found in reported:
-        stat_pool._add(merged, found, index.root)
+        stat_pool._add(merged, found)
     assert [number for number, _ in reported] == list(range(len(parts)))
     assert merged.changed == serial.changed
     assert parts[0].path in merged.changed.names
