@@ -10,7 +10,8 @@ update is large. A record refers to those of its subdirectories by their places:
 the first record of the index and go on in the update.
 
     index       magic, SHA-256 of the head and the hashes; head: bytes of the records, place of the
-                root; the SHA-256 of each block of the records; records
+                root, device and inode of the directory; the SHA-256 of each block of the records;
+                records
     update      magic, SHA-256 of the rest; SHA-256 in the index, place of the root, bytes of the
                 records; records; the position in a change journal, which may be empty
     record      numbers of names and subdirectories, bytes of names and notes, whether there are
@@ -46,10 +47,10 @@ from agent_checkpoint.workspace.tree.dir_state import (
 )
 from agent_checkpoint.workspace.tree.tree_format import Stored
 
-_MAGIC = b"agent-checkpoint index 6\n"
-_UPDATE_MAGIC = b"agent-checkpoint index update 6\n"
+_MAGIC = b"agent-checkpoint index 7\n"
+_UPDATE_MAGIC = b"agent-checkpoint index update 7\n"
 _DIGEST = hashlib.sha256().digest_size
-_HEAD = struct.Struct("<QQI")
+_HEAD = struct.Struct("<QQIQQ")
 _UPDATE_HEAD = struct.Struct(f"<{_DIGEST}sQIQ")
 _ROW = struct.Struct(f"<IIII?QQ{TIMES.size}s32s32s")
 _STORED = struct.Struct(f"<{_ROW.size - 64}x32s32s")
@@ -85,6 +86,8 @@ class Index(NamedTuple):
     records: Records
     position: bytes = b""
     """The encoded position in a change journal; empty if there is none."""
+    directory: tuple[int, int] = (0, 0)
+    """Device and inode of the directory."""
 
     @property
     def is_read(self) -> bool:
@@ -104,13 +107,16 @@ def update_path(index: Path) -> Path:
     return index.with_name(f"{index.name}.update")
 
 
-def write_index(path: Path, root: DirState, position: bytes = b"") -> Index:
+def write_index(
+    path: Path, root: DirState, position: bytes = b"", directory: tuple[int, int] = (0, 0)
+) -> Index:
     """Write the state of a directory tree to a new index.
 
     Args:
         path: the path of the index.
         root: the state.
         position: its encoded position in a change journal.
+        directory: device and inode of the directory, if the reader is to compare them.
 
     Raises:
         IntegrityError: the state is partly in a damaged index.
@@ -122,11 +128,11 @@ def write_index(path: Path, root: DirState, position: bytes = b"") -> Index:
         hashlib.sha256(blocks[start : start + _BLOCK]).digest()
         for start in range(0, len(records), _BLOCK)
     ]
-    head = b"".join([_HEAD.pack(len(records), *places[root]), *hashes])
+    head = b"".join([_HEAD.pack(len(records), *places[root], *directory), *hashes])
     digest = hashlib.sha256(head).digest()
     replace_private(path, _MAGIC, digest, head, blocks)
     known = Records(None, len(records), digest, places[root], b"")
-    index = Index(root, digest, known)
+    index = Index(root, digest, known, directory=directory)
     return _write_update(path, index, b"", places[root], position) if position else index
 
 
@@ -216,7 +222,7 @@ def read_index(path: Path) -> Index | None:
         data = b"" if file is None else file.read(0, _FIRST_READ)
         if file is None or data[: len(_MAGIC)] != _MAGIC or len(data) < start + _HEAD.size:
             return None
-        size, at, length = _HEAD.unpack_from(data, start)
+        size, at, length, *directory = _HEAD.unpack_from(data, start)
         hashes = start + _HEAD.size
         first = hashes + _DIGEST * -(-size // _BLOCK)
         if file.status.st_size != first + size:
@@ -238,7 +244,8 @@ def read_index(path: Path) -> Index | None:
             blocks.read_all()
         except IntegrityError:
             return None
-    return Index(_IndexedDir(records, *update.root), update.digest, records, update.position)
+    root = _IndexedDir(records, *update.root)
+    return Index(root, update.digest, records, update.position, (directory[0], directory[1]))
 
 
 class _Update(NamedTuple):

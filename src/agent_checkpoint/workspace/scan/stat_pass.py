@@ -13,12 +13,14 @@ import stat
 import struct
 from collections.abc import Callable, Collection, Mapping
 
+from agent_checkpoint.backends.os_support.mounts import pseudo_devices
 from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths
 from agent_checkpoint.workspace.changes.directory_times import DirectoryTimes
 from agent_checkpoint.workspace.changes.hard_links import HardLinks
 from agent_checkpoint.workspace.safe_open import DirectoryOpener
 from agent_checkpoint.workspace.tree.dir_state import (
     NO_TIMES,
+    READ_AGAIN,
     SIGNATURE,
     STORE,
     DirState,
@@ -43,6 +45,8 @@ class StatPass:
             watch: called with every directory before it is listed; None if all are watched.
         """
         self._root = root
+        self._device = os.fstat(root).st_dev
+        self._pseudo: frozenset[int] | None = None
         self._watch = watch
         self._times = DirectoryTimes(root)
         self.learned: dict[bytes, bytes] = {}
@@ -96,7 +100,7 @@ class StatPass:
         times, names, known, notes, subdirs = state.entries()
         if not self._times.are_same(times, status):
             return None
-        lstat, pack, root = os.lstat, SIGNATURE.pack, self._root
+        lstat, pack, root, device = os.lstat, SIGNATURE.pack, self._root, self._device
         start = path + b"/" if path else b""
         signatures: list[bytes] = []
         below: _Below = []
@@ -105,7 +109,10 @@ class StatPass:
                 status = lstat(start + name, dir_fd=root)
                 mode = status.st_mode
                 if mode & _TYPE == _DIRECTORY:
-                    signatures.append(pack(0, 0, 0, status.st_ino, mode))
+                    is_here = status.st_dev == device
+                    signatures.append(
+                        pack(0, 0, 0, status.st_ino, mode) if is_here else self._mounted(status)
+                    )
                     below.append((start + name, subdirs[name], status))
                     continue
                 if status.st_nlink > 1:
@@ -137,7 +144,7 @@ class StatPass:
                     continue
                 mode = found.st_mode
                 if mode & _TYPE == _DIRECTORY:
-                    present[entry.name] = pack(0, 0, 0, found.st_ino, mode)
+                    present[entry.name] = self._mounted(found)
                     subdirs[entry.name] = found
                     continue
                 if found.st_nlink > 1:
@@ -163,6 +170,18 @@ class StatPass:
             for text, name, known in below
             if text not in differing
         ]
+
+    def _mounted(self, status: os.stat_result) -> bytes:
+        """Return the signature of a directory that may be mounted; none for a kernel file system.
+
+        The number of a device is reused: a kernel file system may be where another one was.
+        """
+        if status.st_dev != self._device:
+            if self._pseudo is None:
+                self._pseudo = pseudo_devices()
+            if status.st_dev in self._pseudo:
+                return READ_AGAIN
+        return stat_signature(status, self._device)
 
     def _differing(
         self,

@@ -132,6 +132,73 @@ def test_a_process_keeps_the_times_that_a_listing_gave(
             assert listed == ["dir1/below"]
 
 
+def test_another_directory_at_the_same_path(
+    root: Path, manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two directories that are made at the same moment have the same times."""
+    monkeypatch.setattr(DirectoryTimes, "are_same", lambda *_: True)
+    place = root / "empty"
+    place.mkdir()
+    with Workspace(place, manager.store, watch=False) as workspace:
+        workspace.snapshot()
+        place.rename(root / "before")
+        (root / "dir0").rename(place)
+        assert snapshot(place, manager) == full_scan(place)
+        assert workspace.snapshot().id == full_scan(place)
+
+
+def test_a_directory_on_another_device(
+    root: Path, manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch, reads: "list[bytes]"
+) -> None:
+    """As if the directories were mounted: inodes and times tell nothing of another device."""
+    snapshot(root, manager)
+    del reads[:]
+    assert snapshot(root, manager) == full_scan(root)
+    begin, walk = stat_pass.StatPass.__init__, TreeWalk.__init__
+
+    def begin_elsewhere(self: Any, *arguments: Any) -> None:
+        begin(self, *arguments)
+        self._device -= 1
+
+    def walk_elsewhere(self: Any, *arguments: Any, device: int, **rest: Any) -> None:
+        walk(self, *arguments, device=device - 1, **rest)
+
+    monkeypatch.setattr(stat_pass.StatPass, "__init__", begin_elsewhere)
+    monkeypatch.setattr(TreeWalk, "__init__", walk_elsewhere)
+    del reads[:]
+    snapshot(root, manager)
+    assert len(reads) == 4 * DIRECTORIES
+    del reads[:]
+    snapshot(root, manager)
+    assert reads == []
+
+
+def test_a_kernel_file_system_where_another_was(
+    root: Path, manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have the same device number and inode, one after the other."""
+    begin, walk = stat_pass.StatPass.__init__, TreeWalk.__init__
+    pseudo: set[int] = set()
+
+    def begin_elsewhere(self: Any, *arguments: Any) -> None:
+        begin(self, *arguments)
+        self._device -= 1
+        self._pseudo = pseudo
+
+    def walk_elsewhere(self: Any, *arguments: Any, device: int, **rest: Any) -> None:
+        walk(self, *arguments, device=device - 1, **rest)
+        self._pseudo = pseudo
+
+    monkeypatch.setattr(stat_pass.StatPass, "__init__", begin_elsewhere)
+    monkeypatch.setattr(TreeWalk, "__init__", walk_elsewhere)
+    full = snapshot(root, manager)
+    pseudo.add(root.stat().st_dev)
+    for _ in range(2):
+        assert snapshot(root, manager) == full_scan(root) != full
+    pseudo.clear()
+    assert snapshot(root, manager) == full_scan(root) == full
+
+
 CHANGES: "dict[str, Callable[[Path], object]]" = {
     "a new file": lambda at: (at / "new").write_text("new"),
     "a new link": lambda at: (at / "new").symlink_to("file1"),
