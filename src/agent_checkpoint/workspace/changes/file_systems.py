@@ -50,6 +50,11 @@ def inspect_root(fd: int) -> WatchedRoot:
             raise OSError(
                 f"{_shown(mount.place)} is {_shown(mount.kind)}, which may change without events"
             )
+        # Events of a mounted file go to the directory from which it was mounted.
+        if os.path.exists(mount.place) and not os.path.isdir(mount.place):
+            raise OSError(
+                f"{_shown(mount.place)} is a mounted file, which may change without events"
+            )
     return WatchedRoot(path, os.fstat(fd), mounts)
 
 

@@ -89,6 +89,8 @@ class ScanCache:
         """The moment in a change journal after which that scan began, if a service watches."""
         self.is_copy = False
         """Whether `state` is that of the directory from which this one was copied."""
+        self.directory: tuple[int, int] | None = None
+        """Device and inode of the scanned directory; None for a fork that was not scanned yet."""
         self._path = path
         self._rules = rules
         self._backend: Backend | None = None
@@ -105,19 +107,25 @@ class ScanCache:
         False for an overlay, which may be mounted at another path.
         """
 
-    def is_for(self, writer: Writer) -> bool:
-        """Return whether the cache belongs to the store of a writer."""
-        return writer.backend is self._backend and writer.trust_cache
+    def is_for(self, writer: Writer, directory: tuple[int, int]) -> bool:
+        """Return whether the cache belongs to the store of a writer, and to an open directory."""
+        is_here = self.directory in (None, directory)
+        return is_here and writer.backend is self._backend and writer.trust_cache
 
-    def begin(self, writer: Writer) -> None:
-        """Load the stat index for the store of a writer and drop the cached state."""
+    def begin(self, writer: Writer, directory: tuple[int, int]) -> None:
+        """Load the stat index of a directory for the store of a writer; drop the cached state.
+
+        Another directory at the same path has other files, even if names and times are the same.
+        """
         self.dir_state = self.position = self._index = self._index_position = None
         self._backend = writer.backend
         self._own_paths = None
         path = self._index_path()
         if writer.trust_cache and path is not None:
             with collection_paused():
-                self._index = read_index(path)
+                found = read_index(path)
+            if found is not None and found.directory == directory:
+                self._index = found
             if self._index is not None:
                 self.dir_state = self._index.root
                 if self._index.position:
@@ -141,6 +149,7 @@ class ScanCache:
         self.position = None
         self.is_copy = is_copy
         self._backend = backend
+        self.directory = None
         self._own_paths = None
         self._writes_index = is_copy
 
@@ -265,7 +274,7 @@ class ScanCache:
         updated = None
         if self._index is not None and can_update and not self._is_rewrite_due:
             updated = write_update(path, self._index, state, encoded)
-        self._index = updated or write_index(path, state, encoded)
+        self._index = updated or write_index(path, state, encoded, self.directory or (0, 0))
 
     def _is_position_due(self, position: Position | None, *, is_same: bool) -> bool:
         """Return whether a new process should find this position and not that of the index."""

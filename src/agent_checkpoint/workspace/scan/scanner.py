@@ -105,9 +105,12 @@ class Scanner:
             StorageError: the store failed.
         """
         try:
-            if not self._cache.is_for(writer):
+            status = os.fstat(root)
+            directory = status.st_dev, status.st_ino
+            if not self._cache.is_for(writer, directory):
                 self.close()
-                self._begin(writer)
+                self._begin(writer, directory)
+            self._cache.directory = directory
             return self._scan(root, writer, full=full, ahead=ahead, changed=changed)
         except BaseException:
             # The drained events are lost, and newly watched directories were never compared with
@@ -149,9 +152,9 @@ class Scanner:
         """The state found by the last scan."""
         return self._cache.dir_state
 
-    def _begin(self, writer: Writer) -> None:
+    def _begin(self, writer: Writer, directory: tuple[int, int]) -> None:
         """Load what an earlier process knew of the directory."""
-        self._cache.begin(writer)
+        self._cache.begin(writer, directory)
         known, position = self._cache.dir_state, self._cache.position
         if known is not None and position is not None:
             self._last_full_scan, self._links = position.full_scan, position.links
@@ -348,6 +351,7 @@ class Scanner:
                 run_in_parallel(stat_pass, root, index)
             else:
                 stat_pass.run(known)
+            stat_pass.keep_learned(known)
             names, replaced = stat_pass.changed
             if self._has_rule_file(names):
                 return None

@@ -10,7 +10,8 @@ update is large. A record refers to those of its subdirectories by their places:
 the first record of the index and go on in the update.
 
     index       magic, SHA-256 of the head and the hashes; head: bytes of the records, place of the
-                root; the SHA-256 of each block of the records; records
+                root, device and inode of the directory; the SHA-256 of each block of the records;
+                records
     update      magic, SHA-256 of the rest; SHA-256 in the index, place of the root, bytes of the
                 records; records; the position in a change journal, which may be empty
     record      numbers of names and subdirectories, bytes of names and notes, whether there are
@@ -27,7 +28,7 @@ import math
 import os
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,14 +42,15 @@ from agent_checkpoint.workspace.tree.dir_state import (
     SIGNATURE,
     TIMES,
     DirState,
+    Entries,
     Note,
 )
 from agent_checkpoint.workspace.tree.tree_format import Stored
 
-_MAGIC = b"agent-checkpoint index 6\n"
-_UPDATE_MAGIC = b"agent-checkpoint index update 6\n"
+_MAGIC = b"agent-checkpoint index 7\n"
+_UPDATE_MAGIC = b"agent-checkpoint index update 7\n"
 _DIGEST = hashlib.sha256().digest_size
-_HEAD = struct.Struct("<QQI")
+_HEAD = struct.Struct("<QQIQQ")
 _UPDATE_HEAD = struct.Struct(f"<{_DIGEST}sQIQ")
 _ROW = struct.Struct(f"<IIII?QQ{TIMES.size}s32s32s")
 _STORED = struct.Struct(f"<{_ROW.size - 64}x32s32s")
@@ -84,6 +86,8 @@ class Index(NamedTuple):
     records: Records
     position: bytes = b""
     """The encoded position in a change journal; empty if there is none."""
+    directory: tuple[int, int] = (0, 0)
+    """Device and inode of the directory."""
 
     @property
     def is_read(self) -> bool:
@@ -103,13 +107,16 @@ def update_path(index: Path) -> Path:
     return index.with_name(f"{index.name}.update")
 
 
-def write_index(path: Path, root: DirState, position: bytes = b"") -> Index:
+def write_index(
+    path: Path, root: DirState, position: bytes = b"", directory: tuple[int, int] = (0, 0)
+) -> Index:
     """Write the state of a directory tree to a new index.
 
     Args:
         path: the path of the index.
         root: the state.
         position: its encoded position in a change journal.
+        directory: device and inode of the directory, if the reader is to compare them.
 
     Raises:
         IntegrityError: the state is partly in a damaged index.
@@ -121,11 +128,11 @@ def write_index(path: Path, root: DirState, position: bytes = b"") -> Index:
         hashlib.sha256(blocks[start : start + _BLOCK]).digest()
         for start in range(0, len(records), _BLOCK)
     ]
-    head = b"".join([_HEAD.pack(len(records), *places[root]), *hashes])
+    head = b"".join([_HEAD.pack(len(records), *places[root], *directory), *hashes])
     digest = hashlib.sha256(head).digest()
     replace_private(path, _MAGIC, digest, head, blocks)
     known = Records(None, len(records), digest, places[root], b"")
-    index = Index(root, digest, known)
+    index = Index(root, digest, known, directory=directory)
     return _write_update(path, index, b"", places[root], position) if position else index
 
 
@@ -215,7 +222,7 @@ def read_index(path: Path) -> Index | None:
         data = b"" if file is None else file.read(0, _FIRST_READ)
         if file is None or data[: len(_MAGIC)] != _MAGIC or len(data) < start + _HEAD.size:
             return None
-        size, at, length = _HEAD.unpack_from(data, start)
+        size, at, length, *directory = _HEAD.unpack_from(data, start)
         hashes = start + _HEAD.size
         first = hashes + _DIGEST * -(-size // _BLOCK)
         if file.status.st_size != first + size:
@@ -237,7 +244,8 @@ def read_index(path: Path) -> Index | None:
             blocks.read_all()
         except IntegrityError:
             return None
-    return Index(_IndexedDir(records, *update.root), update.digest, records, update.position)
+    root = _IndexedDir(records, *update.root)
+    return Index(root, update.digest, records, update.position, (directory[0], directory[1]))
 
 
 class _Update(NamedTuple):
@@ -387,7 +395,7 @@ class Records:
 class _IndexedDir(DirState):
     """A directory in an index. Its attributes are set when they are used."""
 
-    __slots__ = ("_at", "_size", "records")
+    __slots__ = ("_at", "_is_decoded", "_size", "records")
 
     def __init__(self, records: Records, at: int, size: int) -> None:
         """Refer to a directory.
@@ -400,6 +408,7 @@ class _IndexedDir(DirState):
         self.records = records
         self._at = at
         self._size = size
+        self._is_decoded = False
         self.is_stored = True
 
     @property
@@ -416,28 +425,40 @@ class _IndexedDir(DirState):
             self._decode()
         return object.__getattribute__(self, name)
 
+    def entries(self) -> Entries:
+        """Return what a stat pass compares, without decoding the rest."""
+        if self._is_decoded:
+            return super().entries()
+        row, packed_names, signatures, subdirs, notes = self._pieces()
+        names = packed_names.split(b"/") if packed_names else []
+        return row[7], names, signatures, notes, self._subdirs(subdirs, names)
+
     def _decode(self) -> None:
-        records = self.records
-        data, at = records.find(self._at, self._size)
-        row = _ROW.unpack_from(data, at)
-        count, below, names_size, notes_size, self.has_notes, self.files, self.bytes = row[:7]
-        self.times = row[7]
-        names = at + _ROW.size
-        signatures = names + names_size
-        subdirs_at = signatures + count * SIGNATURE.size
-        self.packed_names = packed_names = data[names:signatures]
-        self.signatures = data[signatures:subdirs_at]
-        notes = subdirs_at + below * _SUBDIR.size
-        if below:
-            all_names = packed_names.split(b"/")
-            self.subdirs = {
-                all_names[number]: _IndexedDir(records, offset, size)
-                for offset, size, number in _SUBDIR.iter_unpack(data[subdirs_at:notes])
-            }
-        else:
-            self.subdirs = _NO_SUBDIRS
-        self.notes = _decode_notes(data[notes : notes + notes_size]) if notes_size else NO_NOTES
+        row, self.packed_names, self.signatures, subdirs, self.notes = self._pieces()
+        self.has_notes, self.files, self.bytes, self.times = row[4:8]
+        self.subdirs = self._subdirs(subdirs, self.packed_names.split(b"/") if subdirs else ())
         self._items = self._encoded = self._names = self._texts = None
+        self._is_decoded = True
+
+    def _pieces(self) -> tuple[tuple[Any, ...], bytes, bytes, bytes, Mapping[bytes, Note]]:
+        """Return the row of the record, names, signatures, subdirectories and notes."""
+        data, at = self.records.find(self._at, self._size)
+        row = _ROW.unpack_from(data, at)
+        names = at + _ROW.size
+        signatures = names + row[2]
+        subdirs = signatures + row[0] * SIGNATURE.size
+        notes = subdirs + row[1] * _SUBDIR.size
+        found = _decode_notes(data[notes : notes + row[3]]) if row[3] else NO_NOTES
+        return row, data[names:signatures], data[signatures:subdirs], data[subdirs:notes], found
+
+    def _subdirs(self, subdirs: bytes, names: Sequence[bytes]) -> Mapping[bytes, DirState]:
+        if not subdirs:
+            return _NO_SUBDIRS
+        records = self.records
+        return {
+            names[number]: _IndexedDir(records, offset, size)
+            for offset, size, number in _SUBDIR.iter_unpack(subdirs)
+        }
 
 
 def _encode(

@@ -13,12 +13,14 @@ import stat
 import struct
 from collections.abc import Callable, Collection, Mapping
 
+from agent_checkpoint.backends.os_support.mounts import pseudo_devices
 from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths
 from agent_checkpoint.workspace.changes.directory_times import DirectoryTimes
 from agent_checkpoint.workspace.changes.hard_links import HardLinks
 from agent_checkpoint.workspace.safe_open import DirectoryOpener
 from agent_checkpoint.workspace.tree.dir_state import (
     NO_TIMES,
+    READ_AGAIN,
     SIGNATURE,
     STORE,
     DirState,
@@ -28,7 +30,8 @@ from agent_checkpoint.workspace.tree.dir_state import (
 
 _TYPE, _DIRECTORY = 0o170000, stat.S_IFDIR
 
-_Subdirs = dict[bytes, os.stat_result]
+_Below = list[tuple[bytes, DirState, os.stat_result]]
+"""Subdirectories: path, known state, and stat result."""
 
 
 class StatPass:
@@ -42,6 +45,8 @@ class StatPass:
             watch: called with every directory before it is listed; None if all are watched.
         """
         self._root = root
+        self._device = os.fstat(root).st_dev
+        self._pseudo: frozenset[int] | None = None
         self._watch = watch
         self._times = DirectoryTimes(root)
         self.learned: dict[bytes, bytes] = {}
@@ -74,47 +79,56 @@ class StatPass:
                 if path in leave:
                     left.append(path)
                     continue
-                subdirs = self._look_up(path, state, status)
-                if subdirs is None:
-                    subdirs = self._list(path, opener.open(path), state)
-                if subdirs:
-                    start, known_subdirs = path + b"/" if path else b"", state.subdirs
-                    stack += [
-                        (start + name, known_subdirs[name], status)
-                        for name, status in subdirs.items()
-                    ]
+                below = self._look_up(path, state, status)
+                if below is None:
+                    below = self._list(path, opener.open(path), state)
+                stack += below
         return left
 
-    def _look_up(self, path: bytes, state: DirState, status: os.stat_result) -> _Subdirs | None:
+    def keep_learned(self, root: DirState) -> None:
+        """Keep the new times in a tree."""
+        for path, times in self.learned.items():
+            state = root.below(path)
+            # Compared first: this decodes the directory, which would set its old times later.
+            if state is not None and state.times != times:
+                state.times = times
+
+    def _look_up(self, path: bytes, state: DirState, status: os.stat_result) -> _Below | None:
         """Stat the known entries of a directory; None if it has changed, or may have others."""
-        if self._watch is not None or not self._times.are_same(state.times, status):
+        if self._watch is not None:
             return None
-        lstat, pack, root = os.lstat, SIGNATURE.pack, self._root
+        times, names, known, notes, subdirs = state.entries()
+        if not self._times.are_same(times, status):
+            return None
+        lstat, pack, root, device = os.lstat, SIGNATURE.pack, self._root, self._device
         start = path + b"/" if path else b""
         signatures: list[bytes] = []
-        subdirs: _Subdirs = {}
+        below: _Below = []
         try:
-            for name in state.names:
+            for name in names:
                 status = lstat(start + name, dir_fd=root)
                 mode = status.st_mode
                 if mode & _TYPE == _DIRECTORY:
-                    signatures.append(pack(0, 0, 0, status.st_ino, mode))
-                    subdirs[name] = status
+                    is_here = status.st_dev == device
+                    signatures.append(
+                        pack(0, 0, 0, status.st_ino, mode) if is_here else self._mounted(status)
+                    )
+                    below.append((start + name, subdirs[name], status))
                     continue
                 if status.st_nlink > 1:
                     self.links.add(status, path, name)
                 size, inode = status.st_size, status.st_ino
                 signatures.append(pack(size, status.st_mtime_ns, status.st_ctime_ns, inode, mode))
-            for name, note in state.notes.items():
+            for name, note in notes.items():
                 if not note.is_captured:
                     kind = stat.S_IFMT(lstat(start + name, dir_fd=root).st_mode)
                     if not _is_still_left_out(note, kind):
                         return None
-        except (OSError, struct.error):  # removed just now; too long a path; a time out of range
-            return None
-        return subdirs if b"".join(signatures) == state.signatures else None
+        except (KeyError, OSError, struct.error):
+            return None  # a new directory; removed just now; too long a path; a time out of range
+        return below if b"".join(signatures) == known else None
 
-    def _list(self, path: bytes, fd: int, state: DirState) -> _Subdirs:
+    def _list(self, path: bytes, fd: int, state: DirState) -> _Below:
         """List a directory and compare it; return its subdirectories that were not replaced."""
         if self._watch is not None:
             self._watch(fd, path)
@@ -130,7 +144,7 @@ class StatPass:
                     continue
                 mode = found.st_mode
                 if mode & _TYPE == _DIRECTORY:
-                    present[entry.name] = pack(0, 0, 0, found.st_ino, mode)
+                    present[entry.name] = self._mounted(found)
                     subdirs[entry.name] = found
                     continue
                 if found.st_nlink > 1:
@@ -144,13 +158,30 @@ class StatPass:
         texts, signatures, notes = state.texts, state.signatures, state.notes
         is_new = times not in (NO_TIMES, state.times)
         if is_new and present.keys() == {*texts, *map(os.fsdecode, notes)}:
-            state.times = self.learned[path] = times
+            self.learned[path] = times
         differing: set[str] = set()
         if notes or not _is_same(present, texts, signatures):
             known = dict(zip(texts, state.signature_list()))
             differing = self._differing(path, present, known, notes)
-        below = zip(state.subdirs, map(os.fsdecode, state.subdirs))
-        return {name: subdirs[text] for name, text in below if text not in differing}
+        start = path + b"/" if path else b""
+        below = ((os.fsdecode(name), name, known) for name, known in state.subdirs.items())
+        return [
+            (start + name, known, subdirs[text])
+            for text, name, known in below
+            if text not in differing
+        ]
+
+    def _mounted(self, status: os.stat_result) -> bytes:
+        """Return the signature of a directory that may be mounted; none for a kernel file system.
+
+        The number of a device is reused: a kernel file system may be where another one was.
+        """
+        if status.st_dev != self._device:
+            if self._pseudo is None:
+                self._pseudo = pseudo_devices()
+            if status.st_dev in self._pseudo:
+                return READ_AGAIN
+        return stat_signature(status, self._device)
 
     def _differing(
         self,

@@ -16,7 +16,6 @@ from agent_checkpoint.backends.os_support.own_program import start_on_further_co
 from agent_checkpoint.workspace.scan.stat_index import IndexFile
 from agent_checkpoint.workspace.scan.stat_pass import StatPass
 from agent_checkpoint.workspace.scan.stat_worker import NUMBER, TEXT, next_number, split
-from agent_checkpoint.workspace.tree.dir_state import DirState
 
 _WORKER = "agent_checkpoint.workspace.scan.stat_worker"
 _MOST_WORKERS = 4
@@ -40,14 +39,14 @@ def run_in_parallel(stat_pass: StatPass, root: int, index: IndexFile) -> None:
         for number, found in processes.found():
             path = parts[number].path
             if path in remaining:
-                _add(stat_pass, found, index.content.root)
+                _add(stat_pass, found)
                 del remaining[path]
     for part in parts:
         if part.path in remaining:  # a process died, or found the directory changed
             stat_pass.run(part.state, part.path)
 
 
-def _add(stat_pass: StatPass, found: Any, root: DirState) -> None:
+def _add(stat_pass: StatPass, found: Any) -> None:
     names, replaced, links, learned = found
     for path, changed in names:
         stat_pass.changed.names[path.encode(TEXT)] = {name.encode(TEXT) for name in changed}
@@ -55,9 +54,7 @@ def _add(stat_pass: StatPass, found: Any, root: DirState) -> None:
     for device, inode, path, name in links:
         stat_pass.links.add_entry(device, inode, path.encode(TEXT), name.encode(TEXT))
     for path, times in learned:
-        state = root.below(path.encode(TEXT))
-        if state is not None:
-            state.times = stat_pass.learned[path.encode(TEXT)] = bytes.fromhex(times)
+        stat_pass.learned[path.encode(TEXT)] = bytes.fromhex(times)
 
 
 class _Processes:

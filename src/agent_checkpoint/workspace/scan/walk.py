@@ -35,6 +35,7 @@ from agent_checkpoint.workspace.tree.dir_state import (
     DirState,
     Note,
     is_copied,
+    is_other_mount,
     signatures_by_name,
     stat_signature,
 )
@@ -148,19 +149,20 @@ class TreeWalk:
             while stack:
                 builder, rules = stack.pop()
                 try:
-                    names, rules = self._list(builder, opener.open(builder.path), rules)
+                    subdirs, rules = self._list(builder, opener.open(builder.path), rules)
                 except (OSError, _StoreFound) as error:
                     if builder.parent is None:
                         raise
                     builder.parent.results[builder.path.rpartition(b"/")[2]] = _not_listed(error)
                     continue
                 yield builder
-                known = {} if builder.old is None else builder.old.subdirs
-                for name in reversed(names):
-                    child = DirBuilder(builder.child(name), known.get(name), builder)
-                    stack.append((child, rules))
+                for name, signature in reversed(subdirs):
+                    known = _known_subdir(builder.old, name, signature)
+                    stack.append((DirBuilder(builder.child(name), known, builder), rules))
 
-    def _list(self, builder: DirBuilder, fd: int, rules: Rules) -> tuple[list[bytes], Rules]:
+    def _list(
+        self, builder: DirBuilder, fd: int, rules: Rules
+    ) -> tuple[list[tuple[bytes, bytes]], Rules]:
         """Stat every entry of a directory; return its subdirectories and its rules.
 
         Raises:
@@ -178,7 +180,7 @@ class TreeWalk:
         builder.rule_texts = texts = rule_texts(builder.path, fd, rules)
         rules = rules.within(builder.path, texts) if texts else rules
         _note_invalid_rules(builder, rules)
-        subdirs: list[bytes] = []
+        subdirs: list[tuple[bytes, bytes]] = []
         device, has_rules = self._device, bool(rules)
         for name, entry in rows:
             try:
@@ -197,7 +199,7 @@ class TreeWalk:
                 builder.names.append(name)
                 builder.signatures.append(stat_signature(status))
             elif self._admit(builder, name, status, rules) and kind == stat.S_IFDIR:
-                subdirs.append(name)
+                subdirs.append((name, builder.signatures[-1]))
         old = builder.old
         if (
             old is not None
@@ -243,7 +245,7 @@ class TreeWalk:
             builder.notes[name] = Note(SPECIAL, "a part of the kernel that is mounted there")
         else:
             builder.names.append(name)
-            builder.signatures.append(stat_signature(status))
+            builder.signatures.append(stat_signature(status, self._device))
             if status.st_nlink > 1 and not is_dir:
                 self.links.add(status, builder.path, name)
             return True
@@ -282,7 +284,7 @@ class TreeWalk:
         """Scan the changed names of a known directory, and everything below new directories."""
         builder.notes = dict(old.notes)
         builder.changes = changes = dict[bytes, Optional[bytes]]()
-        new_dirs: list[bytes] = []
+        new_dirs: list[tuple[bytes, DirState | None]] = []
         requests: list[ReadRequest] = []
         with directory_below(self._root, builder.path) as fd:
             rules = rules_at(self._root, builder.path, fd, self._rules)
@@ -318,12 +320,12 @@ class TreeWalk:
                 elif builder.child(name) in replaced or not (
                     before == signature or (self._by_signature and name in builder.subdirs)
                 ):
-                    new_dirs.append(name)
+                    new_dirs.append((name, _known_subdir(old, name, signature)))
             _note_invalid_rules(builder, rules)
             if requests:
                 self._reader.read(fd, builder.path, requests, builder.results)
-        for name in new_dirs:
-            known = builder.subdirs.pop(name, None)
+        for name, known in new_dirs:
+            builder.subdirs.pop(name, None)
             yield from self._walk(DirBuilder(builder.child(name), known, builder), rules)
 
     def _is_read(self, before: bytes | None, signature: bytes) -> bool:
@@ -393,6 +395,14 @@ class TreeWalk:
             if not changing:
                 break
         return state
+
+
+def _known_subdir(old: DirState | None, name: bytes, signature: bytes) -> DirState | None:
+    """Return the known state of a subdirectory, unless another file system is mounted there."""
+    known = None if old is None else old.subdirs.get(name)
+    if old is None or known is None or is_other_mount(old.signature_of(name), signature):
+        return None
+    return known
 
 
 def _has_become_store(path: bytes, fd: int, changed: Collection[bytes]) -> bool:

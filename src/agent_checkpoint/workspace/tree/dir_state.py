@@ -24,7 +24,10 @@ from agent_checkpoint.workspace.tree.tree_format import (
 )
 
 SIGNATURE = struct.Struct("<QqqQI")
-"""The stat signature of an entry: size, mtime, ctime, inode, type and mode."""
+"""The stat signature of an entry: size, mtime, ctime, inode, type and mode.
+
+That of a directory has a device instead of the mtime, and nothing instead of size and ctime.
+"""
 READ_AGAIN = bytes(SIGNATURE.size)
 """The signature of an entry that the next scan must read again; no file has it."""
 
@@ -62,11 +65,16 @@ class Note(NamedTuple):
 NO_NOTES: Mapping[bytes, Note] = MappingProxyType({})
 
 
-def stat_signature(stat: stat_result) -> bytes:
-    """Return the stat signature of an entry. Equal signatures mean that it is unchanged."""
+def stat_signature(stat: stat_result, device: int | None = None) -> bytes:
+    """Return the stat signature of an entry. Equal signatures mean that it is unchanged.
+
+    Args:
+        stat: its stat result.
+        device: the device of the workspace, if the signature is to tell mounts below it apart.
+    """
     mode = stat.st_mode
     if mode & _TYPE == S_IFDIR:  # its entries are compared one by one anyway
-        return _pack(0, 0, 0, stat.st_ino, mode)
+        return _pack(0, 0 if device is None else stat.st_dev - device, 0, stat.st_ino, mode)
     size, ino, mode = stat.st_size, stat.st_ino, mode & 0xFFFFFFFF
     try:
         return _pack(size, stat.st_mtime_ns, stat.st_ctime_ns, ino, mode)
@@ -76,6 +84,11 @@ def stat_signature(stat: stat_result) -> bytes:
 
 def _wrapped(ns: int) -> int:
     return (ns + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def is_other_mount(before: bytes | None, now: bytes) -> bool:
+    """Return whether a directory is on another device than before: its inodes mean other files."""
+    return before is not None and SIGNATURE.unpack(before)[1] != SIGNATURE.unpack(now)[1]
 
 
 def is_copied(before: bytes, now: bytes) -> bool:
@@ -155,6 +168,10 @@ class DirState:
         self._names = names
         self._encoded = encoded
         self._texts: list[str] | None = None
+
+    def entries(self) -> Entries:
+        """Return what a stat pass compares. Nothing is kept: most directories are unchanged."""
+        return self.times, self.names, self.signatures, self.notes, self.subdirs
 
     @property
     def names(self) -> list[bytes]:
@@ -240,6 +257,10 @@ class DirState:
             for name, below in state.subdirs.items():
                 if below.has_notes:
                     stack.append((path + name + b"/", below))
+
+
+Entries = tuple[bytes, list[bytes], bytes, Mapping[bytes, Note], Mapping[bytes, DirState]]
+"""The times of a directory, its captured names, their signatures, the notes and subdirectories."""
 
 
 def signatures_by_name(state: DirState) -> dict[bytes, bytes]:

@@ -747,6 +747,7 @@ def test_where_changes_may_be_unseen(
     [
         (b"/d", b"nfs", True),
         (b"/d", b"tmpfs", False),
+        (b"/f", b"ext4", True),  # its events go to the directory of its source
         (b"/a\\040b\\134", b"cifs", True),
         (b"/a\rb", b"cifs", True),
         (b"-beside", b"nfs", False),

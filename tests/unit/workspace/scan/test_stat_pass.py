@@ -1,5 +1,6 @@
 """Directories that are not listed: their times tell that no name was added or removed."""
 
+import gc
 import os
 import random
 import shutil
@@ -16,7 +17,7 @@ from agent_checkpoint import CheckpointManager, Workspace
 from agent_checkpoint.workspace.changes import file_systems
 from agent_checkpoint.workspace.changes.directory_times import DirectoryTimes
 from agent_checkpoint.workspace.changes.file_systems import mounts_identity
-from agent_checkpoint.workspace.scan import scan_cache, stat_pass
+from agent_checkpoint.workspace.scan import scan_cache, stat_index, stat_pass
 from agent_checkpoint.workspace.scan.reading import file_reader
 from agent_checkpoint.workspace.scan.reading.entry_reader import ReadResult
 from agent_checkpoint.workspace.scan.walk import TreeWalk
@@ -106,6 +107,96 @@ def test_a_directory_that_was_listed_once_is_not_listed_again(
         assert snapshot(root, manager) == full_scan(root)
         assert listed == ["dir1"]
         del listed[:]
+
+
+def test_unchanged_directories_are_not_kept(root: Path, manager: CheckpointManager) -> None:
+    snapshot(root, manager)
+    with Workspace(root, manager.store, watch=False) as workspace:
+        workspace.snapshot()
+        tree: Any = workspace._scanner.dir_state
+        objects = [each for each in gc.get_objects() if isinstance(each, stat_index._IndexedDir)]
+        kept = [each for each in objects if each.records is tree.records]
+        assert len(kept) <= 1 + DIRECTORIES
+
+
+def test_a_process_keeps_the_times_that_a_listing_gave(
+    root: Path, manager: CheckpointManager, listed: "list[str]"
+) -> None:
+    snapshot(root, manager)
+    (root / "dir1" / "below" / "new").touch()
+    (root / "dir1" / "below" / "new").unlink()
+    time.sleep(RACY)
+    with Workspace(root, manager.store, watch=False) as workspace:
+        for _ in range(3):
+            workspace.snapshot()
+            assert listed == ["dir1/below"]
+
+
+def test_another_directory_at_the_same_path(
+    root: Path, manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two directories that are made at the same moment have the same times."""
+    monkeypatch.setattr(DirectoryTimes, "are_same", lambda *_: True)
+    place = root / "empty"
+    place.mkdir()
+    with Workspace(place, manager.store, watch=False) as workspace:
+        workspace.snapshot()
+        place.rename(root / "before")
+        (root / "dir0").rename(place)
+        assert snapshot(place, manager) == full_scan(place)
+        assert workspace.snapshot().id == full_scan(place)
+
+
+def test_a_directory_on_another_device(
+    root: Path, manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch, reads: "list[bytes]"
+) -> None:
+    """As if the directories were mounted: inodes and times tell nothing of another device."""
+    snapshot(root, manager)
+    del reads[:]
+    assert snapshot(root, manager) == full_scan(root)
+    begin, walk = stat_pass.StatPass.__init__, TreeWalk.__init__
+
+    def begin_elsewhere(self: Any, *arguments: Any) -> None:
+        begin(self, *arguments)
+        self._device -= 1
+
+    def walk_elsewhere(self: Any, *arguments: Any, device: int, **rest: Any) -> None:
+        walk(self, *arguments, device=device - 1, **rest)
+
+    monkeypatch.setattr(stat_pass.StatPass, "__init__", begin_elsewhere)
+    monkeypatch.setattr(TreeWalk, "__init__", walk_elsewhere)
+    del reads[:]
+    snapshot(root, manager)
+    assert len(reads) == 4 * DIRECTORIES
+    del reads[:]
+    snapshot(root, manager)
+    assert reads == []
+
+
+def test_a_kernel_file_system_where_another_was(
+    root: Path, manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have the same device number and inode, one after the other."""
+    begin, walk = stat_pass.StatPass.__init__, TreeWalk.__init__
+    pseudo: set[int] = set()
+
+    def begin_elsewhere(self: Any, *arguments: Any) -> None:
+        begin(self, *arguments)
+        self._device -= 1
+        self._pseudo = pseudo
+
+    def walk_elsewhere(self: Any, *arguments: Any, device: int, **rest: Any) -> None:
+        walk(self, *arguments, device=device - 1, **rest)
+        self._pseudo = pseudo
+
+    monkeypatch.setattr(stat_pass.StatPass, "__init__", begin_elsewhere)
+    monkeypatch.setattr(TreeWalk, "__init__", walk_elsewhere)
+    full = snapshot(root, manager)
+    pseudo.add(root.stat().st_dev)
+    for _ in range(2):
+        assert snapshot(root, manager) == full_scan(root) != full
+    pseudo.clear()
+    assert snapshot(root, manager) == full_scan(root) == full
 
 
 CHANGES: "dict[str, Callable[[Path], object]]" = {

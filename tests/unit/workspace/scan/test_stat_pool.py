@@ -139,13 +139,13 @@ def test_processes_report_changes_and_links(root: Path, tmp_path: Path, started:
         serial = StatPass(fd, None)
         for part in parts:
             serial.run(part.state, part.path)
+        merged = StatPass(fd, None)
     finally:
         os.close(fd)
         os.close(numbers)
-    merged = StatPass(-1, None)
     reported = stat_pool.json.loads(output)
     for _, found in reported:
-        stat_pool._add(merged, found, index.root)
+        stat_pool._add(merged, found)
     assert [number for number, _ in reported] == list(range(len(parts)))
     assert merged.changed == serial.changed
     assert parts[0].path in merged.changed.names
