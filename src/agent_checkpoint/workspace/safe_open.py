@@ -252,7 +252,7 @@ def _read_once(
     file: OpenFile, read: Callable[[OpenFile], tuple[T, int, Callable[[], str]]]
 ) -> tuple[T, os.stat_result, bytes, bool]:
     """Read an open file that may be written to concurrently; see `read_stable`."""
-    is_busy = _is_being_written(file)
+    is_busy = _may_be_written(file)
     is_write_done = not is_busy or _wait_for_writer(file)
     content, size, content_hash = read(file)
     signature = READ_AGAIN if is_busy else reliable_signature(file.stat, file.ns)
@@ -291,10 +291,14 @@ def read_all(fd: int, size: int) -> bytes:
     return b"".join(parts)
 
 
-def _is_being_written(file: OpenFile) -> bool:
-    """Return whether a file is open for writing and was changed recently."""
-    age = file.ns - file.stat.st_mtime_ns
-    return abs(age) < _COARSE_NS and is_open_for_writing(file.fd)
+def _may_be_written(file: OpenFile) -> bool:
+    """Return whether a file may be in the middle of a write; its signature is not reliable then.
+
+    Without an answer of the kernel every recent change counts, and no other: else each scan would
+    read all files of other users, or all where there are no leases.
+    """
+    age = abs(file.ns - max(file.stat.st_mtime_ns, file.stat.st_ctime_ns))
+    return age < _COARSE_NS and is_open_for_writing(file.fd) is not False
 
 
 def _wait_for_writer(file: OpenFile) -> bool:
@@ -310,17 +314,20 @@ def _wait_for_writer(file: OpenFile) -> bool:
     return stat_signature(os.fstat(file.fd)) == stat_signature(file.stat)
 
 
-def is_open_for_writing(fd: int) -> bool:
-    """Return whether a file is open for writing, by taking a lease; False if unsupported."""
+def is_open_for_writing(fd: int) -> bool | None:
+    """Return whether a file is open for writing, by taking a lease.
+
+    None if unknown: the file belongs to another user, or there are no leases.
+    """
     if not hasattr(fcntl, "F_SETLEASE"):
-        return False
+        return None
     try:
         # Opening the file during the lease signals us: SIGURG is ignored by default, SIGIO kills.
         fcntl.fcntl(fd, fcntl.F_SETSIG, SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError as error:
-        return error.errno == errno.EAGAIN
+        return True if error.errno == errno.EAGAIN else None
     return False
 
 
