@@ -388,6 +388,21 @@ def test_what_may_be_open_is_read_again_only_if_it_is_recent(place, error, monke
     assert signature_of(place, monkeypatch, seconds=0) == stat_signature((place / "f").stat())
 
 
+def test_a_small_file_that_is_open_is_read_again_for_longer(place, monkeypatch):
+    """A store through a map, and the rest of a long write, leave its times as they are."""
+    (place / "f").write_bytes(both(SMALL)[0])
+    now = stat_signature((place / "f").stat())
+    monkeypatch.setattr(safe_open, "_UNSEEN_NS", 3600 * 10**9)
+    assert signature_of(place, monkeypatch, seconds=0) == now
+    with (place / "f").open("r+b"):
+        assert signature_of(place, monkeypatch, seconds=0) == READ_AGAIN
+        monkeypatch.setattr(safe_open, "_UNSEEN_BYTES", SMALL - 1)
+        assert signature_of(place, monkeypatch, seconds=0) == now
+        monkeypatch.setattr(safe_open, "_UNSEEN_BYTES", SMALL)
+        monkeypatch.setattr(safe_open, "_UNSEEN_NS", 0)
+        assert signature_of(place, monkeypatch, seconds=0) == now
+
+
 def test_a_file_that_was_just_changed_is_opened_once(place, monkeypatch):
     """A step of an agent changes files right before its snapshot."""
     (place / "f").write_bytes(both(SMALL)[0])
