@@ -78,10 +78,8 @@ def _wrapped(ns: int) -> int:
     return (ns + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def is_copied(before: bytes, now: bytes) -> bool:
-    """Return whether two signatures have the same size, mtime and mode, as those of a copy."""
-    old, new = SIGNATURE.unpack(before), SIGNATURE.unpack(now)
-    return before != READ_AGAIN and (old[0], old[1], old[4]) == (new[0], new[1], new[4])
+Copied = Mapping[bytes, tuple[bytes, bytes]]
+"""The files and links of a copied tree, by path: stat signatures of the original and the copy."""
 
 
 class DirState:
