@@ -363,6 +363,46 @@ def test_what_somebody_has_open_is_read_again_the_next_time(place):
         os.close(directory)
 
 
+def signature_of(place, monkeypatch, *, seconds):
+    """Return the signature with which a file is read, as if changes were recent for so long."""
+    monkeypatch.setattr(safe_open, "_FINE_NS", 0)  # no change is so new that its time tells nothing
+    monkeypatch.setattr(safe_open, "_COARSE_NS", seconds * 10**9)
+    monkeypatch.setattr(safe_open, "_WRITE_NS", 0)
+    directory = os.open(place, os.O_RDONLY)
+    try:
+        return safe_open.read_whole(directory, b"f")[2]
+    finally:
+        os.close(directory)
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EINVAL, errno.ENOLCK])
+def test_what_may_be_open_is_read_again_only_if_it_is_recent(place, error, monkeypatch):
+    """Only the owner of a file may ask who has it open, and only where there are leases."""
+    (place / "f").write_bytes(both(SMALL)[0])
+
+    def refuse(*arguments):
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(safe_open.fcntl, "fcntl", refuse)
+    assert signature_of(place, monkeypatch, seconds=3600) == READ_AGAIN
+    assert signature_of(place, monkeypatch, seconds=0) == stat_signature((place / "f").stat())
+
+
+def test_a_small_file_that_is_open_is_read_again_for_longer(place, monkeypatch):
+    """A store through a map, and the rest of a long write, leave its times as they are."""
+    (place / "f").write_bytes(both(SMALL)[0])
+    now = stat_signature((place / "f").stat())
+    monkeypatch.setattr(safe_open, "_UNSEEN_NS", 3600 * 10**9)
+    assert signature_of(place, monkeypatch, seconds=0) == now
+    with (place / "f").open("r+b"):
+        assert signature_of(place, monkeypatch, seconds=0) == READ_AGAIN
+        monkeypatch.setattr(safe_open, "_UNSEEN_BYTES", SMALL - 1)
+        assert signature_of(place, monkeypatch, seconds=0) == now
+        monkeypatch.setattr(safe_open, "_UNSEEN_BYTES", SMALL)
+        monkeypatch.setattr(safe_open, "_UNSEEN_NS", 0)
+        assert signature_of(place, monkeypatch, seconds=0) == now
+
+
 def test_a_file_that_was_just_changed_is_opened_once(place, monkeypatch):
     """A step of an agent changes files right before its snapshot."""
     (place / "f").write_bytes(both(SMALL)[0])

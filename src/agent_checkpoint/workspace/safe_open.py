@@ -32,6 +32,15 @@ _FINE_NS, _COARSE_NS = 20_000_000, 2_000_000_000
 _WRITE_NS = 30_000_000
 """How long, in ns, to wait for the end of a write to a file that is open for writing."""
 
+_UNSEEN_NS = 60_000_000_000
+"""How long, in ns, a change of a file that is open for writing may leave its timestamps.
+
+A write sets them when it starts, and a store to a mapped page only if the page is clean: Linux
+cleans pages after 35 s by default.
+"""
+_UNSEEN_BYTES = 16 << 20
+"""Larger files are read again only if they changed within `_COARSE_NS`: reading them takes long."""
+
 T = TypeVar("T")
 
 
@@ -199,7 +208,7 @@ def read_whole(directory: int, name: bytes) -> tuple[bytes, os.stat_result, byte
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise EntryChanged
-        if max(status.st_mtime_ns, status.st_ctime_ns) > now - _COARSE_NS:
+        if max(status.st_mtime_ns, status.st_ctime_ns) > now - _UNSEEN_NS:
             found = _read_once(OpenFile(fd, status, now), _read_content)
             if found[-1]:
                 return found
@@ -252,7 +261,7 @@ def _read_once(
     file: OpenFile, read: Callable[[OpenFile], tuple[T, int, Callable[[], str]]]
 ) -> tuple[T, os.stat_result, bytes, bool]:
     """Read an open file that may be written to concurrently; see `read_stable`."""
-    is_busy = _is_being_written(file)
+    is_busy = _may_be_written(file)
     is_write_done = not is_busy or _wait_for_writer(file)
     content, size, content_hash = read(file)
     signature = READ_AGAIN if is_busy else reliable_signature(file.stat, file.ns)
@@ -291,10 +300,17 @@ def read_all(fd: int, size: int) -> bytes:
     return b"".join(parts)
 
 
-def _is_being_written(file: OpenFile) -> bool:
-    """Return whether a file is open for writing and was changed recently."""
-    age = file.ns - file.stat.st_mtime_ns
-    return abs(age) < _COARSE_NS and is_open_for_writing(file.fd)
+def _may_be_written(file: OpenFile) -> bool:
+    """Return whether a file may be in the middle of a write; its signature is not reliable then.
+
+    Without an answer of the kernel only the last seconds count: else a second scan would read all
+    that was written in a minute by other users, or where there are no leases.
+    """
+    age = abs(file.ns - max(file.stat.st_mtime_ns, file.stat.st_ctime_ns))
+    if age >= (_UNSEEN_NS if file.stat.st_size <= _UNSEEN_BYTES else _COARSE_NS):
+        return False
+    is_open = is_open_for_writing(file.fd)
+    return age < _COARSE_NS if is_open is None else is_open
 
 
 def _wait_for_writer(file: OpenFile) -> bool:
@@ -310,17 +326,20 @@ def _wait_for_writer(file: OpenFile) -> bool:
     return stat_signature(os.fstat(file.fd)) == stat_signature(file.stat)
 
 
-def is_open_for_writing(fd: int) -> bool:
-    """Return whether a file is open for writing, by taking a lease; False if unsupported."""
+def is_open_for_writing(fd: int) -> bool | None:
+    """Return whether a file is open for writing, by taking a lease.
+
+    None if unknown: the file belongs to another user, or there are no leases.
+    """
     if not hasattr(fcntl, "F_SETLEASE"):
-        return False
+        return None
     try:
         # Opening the file during the lease signals us: SIGURG is ignored by default, SIGIO kills.
         fcntl.fcntl(fd, fcntl.F_SETSIG, SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError as error:
-        return error.errno == errno.EAGAIN
+        return True if error.errno == errno.EAGAIN else None
     return False
 
 

@@ -37,7 +37,7 @@ from agent_checkpoint.workspace.scan.scan_cache import collection_paused
 from agent_checkpoint.workspace.scan.scanner import Scanner
 from agent_checkpoint.workspace.scan.snapshot_limit import Progress, SnapshotLimit
 from agent_checkpoint.workspace.scan.walk import STAGING
-from agent_checkpoint.workspace.tree.dir_state import DirState
+from agent_checkpoint.workspace.tree.dir_state import Copied, DirState
 from agent_checkpoint.workspace.tree.snapshot import (
     PathNote,
     Tree,
@@ -527,15 +527,18 @@ class Workspace:
         if notice is not None and notice not in self.notices:
             self.notices.append(notice)
 
-    def _adopt(self, state: DirState | None, upper: OverlayUpper | None) -> None:
+    def _adopt(
+        self, state: DirState | None, upper: OverlayUpper | None, copied: Copied | None = None
+    ) -> None:
         """Cache the state of the directory that this one was forked from.
 
         Args:
             state: the state of the origin, if it is known.
             upper: reports the changes since the fork, if this is an overlay and not a copy.
+            copied: the signatures of the copied files.
         """
         if state is not None:
-            self._scanner.adopt(state, self.store.backend, upper)
+            self._scanner.adopt(state, self.store.backend, upper, copied)
 
     def _scan(self, store: Store) -> DirState:
         """Scan the directory without a checkpoint. Raises the same errors as `snapshot`."""
@@ -610,7 +613,7 @@ class Fork(Workspace):
         """Called when the fork is removed."""
         self.end: Callable[[], object] = self.close
         """Called at the end of `hold`. An owner that saves more than files assigns its own."""
-        self._adopt(made.state, made.upper)
+        self._adopt(made.state, made.upper, made.copied)
 
     def close(self, *, save: bool = True) -> None:
         """Save the final state, then remove the fork and its directories. May be called twice.

@@ -38,7 +38,7 @@ from agent_checkpoint.workspace.fork.overlay_mount import (
 )
 from agent_checkpoint.workspace.fork.tree_copy import can_reflink, copy_tree
 from agent_checkpoint.workspace.scan.walk import STAGING
-from agent_checkpoint.workspace.tree.dir_state import DirState
+from agent_checkpoint.workspace.tree.dir_state import Copied, DirState
 from agent_checkpoint.workspace.tree.snapshot import Tree
 
 F = TypeVar("F")
@@ -53,8 +53,10 @@ class ForkDirectory(NamedTuple):
     """The initial tree."""
     state: DirState | None
     """The scanned state of the origin, if it has the same files."""
+    copied: Copied | None = None
+    """The signatures of the copied files; None for an overlay."""
     upper: OverlayUpper | None = None
-    """Reports the changes since then; None for a copy."""
+    """Reports the changes since then, in an overlay."""
     places: ForkPaths | None = None
     """The directories of an overlay."""
     lowerdir: Lowerdir | None = None
@@ -158,7 +160,7 @@ def _overlay(origin: ForkOrigin, target: Path, tree: Tree) -> ForkDirectory:
         raise
     lower = lowerdir.lower
     upper = OverlayUpper(partial(changes, places.upper, lower))
-    made = ForkDirectory(target, "overlay", tree, lowerdir.folder, upper, places, lowerdir)
+    made = ForkDirectory(target, "overlay", tree, lowerdir.folder, None, upper, places, lowerdir)
     try:
         mount_overlay(lower, places.upper, places.work, target, name=places.mount_name)
     except BaseException:
@@ -178,9 +180,10 @@ def _copy(
 
     is_current = is_captured or origin.present_id() == tree.id
     places = begin_fork(data_home() / "forks", target.parent)
+    copied: Copied = {}
     try:
         if is_current:
-            copy_tree(origin.path, places.files, leave_out=is_internal)
+            copied = copy_tree(origin.path, places.files, leave_out=is_internal)
         else:
             materialize(tree, places.files)
         with wrap_errors(f"create {str(target)!r}"):
@@ -188,4 +191,4 @@ def _copy(
     finally:
         end_fork(places)
     state = origin.scanner.dir_state if is_current else None
-    return ForkDirectory(target, driver, tree, state)
+    return ForkDirectory(target, driver, tree, state, copied)

@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from fcntl import ioctl
@@ -21,6 +22,7 @@ from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import WorkspaceError
 from agent_checkpoint.workspace.safe_open import DIRECTORY, FILE, DirectoryOpener, open_root
 from agent_checkpoint.workspace.scan.nested_stores import is_store
+from agent_checkpoint.workspace.tree.dir_state import SIGNATURE, Copied, stat_signature
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,10 +37,13 @@ _PIECE = 1 << 22
 _MAX_QUEUED = 4
 """The maximum number of large files queued for the worker thread."""
 
+_TICK_SECONDS = 0.03
+"""How long to wait for a later timestamp: more than a tick of any kernel."""
+
 LeaveOut = Callable[[bytes, bytes], bool]
 
 
-def copy_tree(source: Path, target: Path, *, leave_out: LeaveOut | None = None) -> None:
+def copy_tree(source: Path, target: Path, *, leave_out: LeaveOut | None = None) -> Copied:
     """Copy a directory to a new path.
 
     Files are reflinked where the file system supports it. Special files, and files that are removed
@@ -48,6 +53,9 @@ def copy_tree(source: Path, target: Path, *, leave_out: LeaveOut | None = None) 
         source: the directory; links in it are not followed.
         target: the new directory. If it is inside the source, it is not copied.
         leave_out: returns whether to skip an entry, given its directory (b"" is the root) and name.
+
+    Returns:
+        The signatures of what was copied. Every later change of a copy changes its signature.
 
     Raises:
         WorkspaceError: an entry cannot be read or written. The partial copy is not removed.
@@ -62,7 +70,7 @@ def copy_tree(source: Path, target: Path, *, leave_out: LeaveOut | None = None) 
             copy = _TreeCopy(source, there.open(b""), leave_out)
         except OSError as error:
             raise _failure(place, b"", error) from error
-        copy.run(here, there)
+        return copy.run(here, there)
 
 
 def can_reflink(directory: Path) -> bool:
@@ -102,8 +110,9 @@ class _TreeCopy:
         self._at = b""
         self._thread: ThreadPoolExecutor | None = None
         self._queued: list[Future[None]] = []
+        self._copied: dict[bytes, tuple[bytes, bytes]] = {}
 
-    def run(self, source: DirectoryOpener, target: DirectoryOpener) -> None:
+    def run(self, source: DirectoryOpener, target: DirectoryOpener) -> Copied:
         # Each directory is visited again, with its stat, after its entries: a read-only mode can be
         # set only then, and its descriptor is still open.
         waiting: list[tuple[bytes, os.stat_result | None]] = [(b"", None)]
@@ -128,6 +137,29 @@ class _TreeCopy:
                 self._thread.shutdown()
         for file in self._queued:
             file.result()
+        try:
+            return self._distinct(target.open(b""))
+        except OSError as error:
+            raise _failure(self._place, b"", error) from error
+
+    def _distinct(self, root: int) -> Copied:
+        """Return the signatures of the copies that have an earlier ctime than any later change."""
+        changed = {path: SIGNATURE.unpack(copy)[2] for path, (_, copy) in self._copied.items()}
+        last = max(changed.values(), default=0)
+        now = self._next_change(root)
+        until = time.monotonic() + _TICK_SECONDS
+        while now <= last and time.monotonic() < until:
+            time.sleep(0.001)
+            now = self._next_change(root)
+        if now > last:
+            return self._copied
+        return {path: pair for path, pair in self._copied.items() if changed[path] < now}
+
+    def _next_change(self, root: int) -> int:
+        """Return the ctime that a change has now."""
+        found = os.fstat(root)
+        os.utime(root, ns=(found.st_atime_ns, found.st_mtime_ns))
+        return os.fstat(root).st_ctime_ns
 
     def _copy_directory(self, path: bytes, here: int, there: int) -> list[bytes]:
         prefix = path + b"/" if path else b""
@@ -165,14 +197,14 @@ class _TreeCopy:
             try:
                 size = found.st_size
                 if not size or self._try_reflink(fd, new, found.st_dev):
-                    self._set_metadata(new, found)
+                    self._finish(self._at, fd, new, found)
                 elif size > _SMALL:
                     self._queue_large(fd, new, found)
                 else:
                     data = os.read(fd, size + 1)
                     if os.write(new, data) != size:
                         _copy_range(fd, new, 0, sys.maxsize)  # a short write, or the file has grown
-                    self._set_metadata(new, found)
+                    self._finish(self._at, fd, new, found)
             finally:
                 os.close(new)
         finally:
@@ -189,6 +221,8 @@ class _TreeCopy:
             os.chown(name, found.st_uid, found.st_gid, dir_fd=there, follow_symlinks=False)
         times = (found.st_atime_ns, found.st_mtime_ns)
         os.utime(name, ns=times, dir_fd=there, follow_symlinks=False)
+        made = os.stat(name, dir_fd=there, follow_symlinks=False)
+        self._copied[self._at] = stat_signature(found), stat_signature(made)
 
     def _try_reflink(self, fd: int, new: int, device: int) -> bool:
         if device in self._cannot_reflink:
@@ -217,12 +251,17 @@ class _TreeCopy:
     def _copy_large(self, path: bytes, fd: int, new: int, found: os.stat_result) -> None:
         try:
             _fill(fd, new, found)
-            self._set_metadata(new, found)
+            self._finish(path, fd, new, found)
         except OSError as error:
             raise _failure(self._place, path, error) from error
         finally:
             os.close(fd)
             os.close(new)
+
+    def _finish(self, path: bytes, fd: int, new: int, found: os.stat_result) -> None:
+        self._set_metadata(new, found)
+        # The original after it was read: a write meanwhile is in the copy, perhaps in part.
+        self._copied[path] = stat_signature(os.fstat(fd)), stat_signature(os.fstat(new))
 
     def _set_metadata(self, fd: int, found: os.stat_result) -> None:
         if self._is_foreign(found):

@@ -30,7 +30,7 @@ from agent_checkpoint.workspace.scan.reading.file_reader import FileReader
 from agent_checkpoint.workspace.scan.scan_cache import ScanCache, collection_paused
 from agent_checkpoint.workspace.scan.snapshot_limit import SnapshotLimit
 from agent_checkpoint.workspace.scan.walk import TreeWalk
-from agent_checkpoint.workspace.tree.dir_state import DirState
+from agent_checkpoint.workspace.tree.dir_state import Copied, DirState
 from agent_checkpoint.workspace.tree.snapshot import objects_from
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class Scanner:
         """The moment before this scan in the journal of the change service, if there is one."""
         self._mounts: MountTable | None = None
         """Tells of mounts during such a scan."""
+        self._copied: Copied = {}
         self._links = HardLinks()
         self._lost: dict[bytes, set[bytes]] = {}
         self._last_full_scan = 0.0
@@ -134,17 +135,24 @@ class Scanner:
         """Remove the stat index of a directory that is about to be deleted."""
         self._cache.forget_index()
 
-    def adopt(self, state: DirState, backend: Backend, upper: OverlayUpper | None = None) -> None:
+    def adopt(
+        self,
+        state: DirState,
+        backend: Backend,
+        upper: OverlayUpper | None = None,
+        copied: Copied | None = None,
+    ) -> None:
         """Cache the state of the directory from which this one was forked.
 
         Args:
             state: the state of that directory.
             backend: the store that holds it.
-            upper: reports the changes since the fork. Without it, this directory is a copy: its
-                files have other inodes and the same mtimes.
+            upper: reports the changes since the fork. Without it, this directory is a copy.
+            copied: the signatures of its files when they were copied.
         """
         self.close()
         self._cache.adopt(state, backend, is_copy=upper is None)
+        self._copied = copied or {}
         self._source = upper
 
     @property
@@ -292,10 +300,9 @@ class Scanner:
         if state is not None:
             self._last_full_scan = now
             return self._catch_up(root, writer, reader, state)
-        known, is_copy = self._cache.dir_state, self._cache.is_copy
         try:
             walk = self._tree_walk(root, writer, reader)
-            state = walk.full(known, is_copy=is_copy)
+            state = walk.full(self._cache.dir_state, copied=self._copied)
         except WatchError as error:
             self.close()
             self.watch_trouble = str(error)
@@ -306,7 +313,7 @@ class Scanner:
                 f"{short_repr(str(self._path))} cannot be listed ({error})."
             ) from error
         self._last_full_scan = now
-        self._cache.is_copy = False
+        self._cache.is_copy, self._copied = False, {}
         self._watches_all = self._source is not None
         self._links, self._lost = walk.links, walk.lost
         return self._catch_up(root, writer, reader, state)

@@ -32,9 +32,9 @@ from agent_checkpoint.workspace.tree.dir_state import (
     SPECIAL,
     STORE,
     UNREADABLE,
+    Copied,
     DirState,
     Note,
-    is_copied,
     is_other_mount,
     signatures_by_name,
     stat_signature,
@@ -88,7 +88,7 @@ class TreeWalk:
         self._source = source
         self._device = device
         self._by_signature = True
-        self._is_copy = False
+        self._copied: Copied = {}
         self.links = links or HardLinks()
         self._own_inodes = own_inodes
         self._pseudo: frozenset[int] | None = None
@@ -96,19 +96,19 @@ class TreeWalk:
         self.lost = {} if lost is None else lost
         """Names, by directory, of entries that could not be read consistently."""
 
-    def full(self, old: DirState | None, *, is_copy: bool = False) -> DirState:
+    def full(self, old: DirState | None, *, copied: Copied) -> DirState:
         """Return the current state of the tree; stat every entry.
 
         Args:
             old: its known state.
-            is_copy: whether `old` is the state of the directory from which this one was copied.
-                Files with the same size, mode and mtime then count as unchanged.
+            copied: the signatures of the files that were copied, if `old` is the state of the
+                directory from which this one was copied.
 
         Raises:
             WorkspaceError: the root cannot be listed.
             StorageError: the store failed.
         """
-        self._is_copy = is_copy
+        self._copied = copied
         top = DirBuilder(b"", old, None)
         builders = list(self._walk(top, self._rules))
         return self._rescan_changing(self._assemble(builders), builders)
@@ -310,7 +310,7 @@ class TreeWalk:
                 changes[name] = signature = probe.signatures[0]
                 if not stat.S_ISDIR(status.st_mode):
                     builder.subdirs.pop(name, None)
-                    if self._by_signature and self._is_read(before, signature):
+                    if self._by_signature and self._is_read(builder, name, before, signature):
                         if note is not None and note.is_captured:
                             builder.notes[name] = note
                         continue
@@ -328,11 +328,13 @@ class TreeWalk:
             builder.subdirs.pop(name, None)
             yield from self._walk(DirBuilder(builder.child(name), known, builder), rules)
 
-    def _is_read(self, before: bytes | None, signature: bytes) -> bool:
+    def _is_read(
+        self, builder: DirBuilder, name: bytes, before: bytes | None, signature: bytes
+    ) -> bool:
         """Return whether the content of a file with this signature is already known."""
-        return before is not None and (
-            before == signature or (self._is_copy and is_copied(before, signature))
-        )
+        if before == signature:
+            return True
+        return bool(self._copied) and self._copied.get(builder.child(name)) == (before, signature)
 
     def _read_changed(self, builder: DirBuilder, fd: int) -> None:
         """Read every entry whose signature differs."""
@@ -340,7 +342,7 @@ class TreeWalk:
         notes = {} if builder.old is None else _captured_notes(builder.old)
         requests: list[ReadRequest] = []
         for name, signature in zip(builder.names, builder.signatures):
-            if before and self._is_read(before.get(name), signature):
+            if before and self._is_read(builder, name, before.get(name), signature):
                 if name in notes:
                     builder.notes[name] = notes[name]
                 continue

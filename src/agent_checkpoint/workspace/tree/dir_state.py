@@ -91,10 +91,8 @@ def is_other_mount(before: bytes | None, now: bytes) -> bool:
     return before is not None and SIGNATURE.unpack(before)[1] != SIGNATURE.unpack(now)[1]
 
 
-def is_copied(before: bytes, now: bytes) -> bool:
-    """Return whether two signatures have the same size, mtime and mode, as those of a copy."""
-    old, new = SIGNATURE.unpack(before), SIGNATURE.unpack(now)
-    return before != READ_AGAIN and (old[0], old[1], old[4]) == (new[0], new[1], new[4])
+Copied = Mapping[bytes, tuple[bytes, bytes]]
+"""The files and links of a copied tree, by path: stat signatures of the original and the copy."""
 
 
 class DirState:

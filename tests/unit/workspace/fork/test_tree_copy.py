@@ -15,8 +15,10 @@ import pytest
 
 from agent_checkpoint.errors import WorkspaceError
 from agent_checkpoint.workspace import safe_open
+from agent_checkpoint.workspace.fork import tree_copy
 from agent_checkpoint.workspace.fork.overlay_mount import remove_tree
 from agent_checkpoint.workspace.fork.tree_copy import can_reflink, copy_tree
+from agent_checkpoint.workspace.tree.dir_state import stat_signature
 from tests.unit.workspace.fork.test_overlay_mount import ODD_NAMES
 
 SECOND = 10**9
@@ -285,6 +287,26 @@ def test_files_of_others_stay_theirs_if_root_copies(source, tmp_path):
         status = os.lstat(tmp_path / "copy" / path)
         assert (status.st_uid, status.st_gid) == (65534, 65533)
     assert (tmp_path / "copy").stat().st_uid == 0
+
+
+def test_the_signatures_of_what_was_copied_are_told(source, tmp_path):
+    fill(source)
+    copied = copy_tree(source, tmp_path / "copy")
+    assert copied == {
+        os.fsencode(path.relative_to(source)): (
+            stat_signature(path.lstat()),
+            stat_signature((tmp_path / "copy" / path.relative_to(source)).lstat()),
+        )
+        for path in source.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
+def test_no_signature_is_told_that_a_later_change_could_have(source, tmp_path, monkeypatch):
+    """Where the clock of files is coarse, a change right after the copy has the same time."""
+    (source / "file").write_text("x")
+    monkeypatch.setattr(tree_copy._TreeCopy, "_next_change", lambda *_: 0)
+    assert copy_tree(source, tmp_path / "copy") == {}
 
 
 def test_what_cannot_be_read_is_told(source, tmp_path):

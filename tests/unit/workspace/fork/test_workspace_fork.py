@@ -1,11 +1,12 @@
 """Forks of a workspace: isolated from it and from each other, and gone when they are closed."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,10 @@ def repo(tmp_path: Path) -> Path:
     (root / "run").chmod(0o755)
     (root / "link").symlink_to("src/app.py")
     (root / "empty").mkdir()
+    for name in ("one", "two"):  # the same size and time
+        (root / name).mkdir()
+        (root / name / "version").write_text(name)
+        os.utime(root / name / "version", (499162500, 499162500))
     time.sleep(0.05)  # what is as new as a look at it is read again at the next
     return root
 
@@ -123,6 +128,26 @@ class TestIsolation:
         assert list(bases.iterdir()) == []
 
 
+def write_in_place(root: Path) -> None:
+    file = root / "src" / "app.py"
+    times = file.stat()
+    file.write_text("print(3)\n")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def replace_file(root: Path) -> None:
+    new, file = root / "new", root / "src" / "app.py"
+    new.write_text("print(4)\n")
+    shutil.copystat(file, new)
+    new.replace(file)
+
+
+def swap_directories(root: Path) -> None:
+    """Exchange two directories; neither time of a file in them changes."""
+    for old, new in (("one", "swapped"), ("two", "one"), ("swapped", "two")):
+        shutil.move(root / old, root / new)  # a rename, unless an overlay refuses it
+
+
 class TestSnapshots:
     def test_a_fork_is_captured_exactly_at_every_step(
         self, workspace: Workspace, driver: str, tmp_path: Path
@@ -159,6 +184,50 @@ class TestSnapshots:
             fork.snapshot()
         assert read.count(b"app.py") >= 1
         assert set(read) == {b"app.py"}
+
+    def test_nothing_is_read_if_nothing_changed(
+        self,
+        workspace: Workspace,
+        driver: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        def fail(*arguments: object) -> object:
+            raise AssertionError(arguments)
+
+        with workspace.fork(tmp_path / "try", driver=driver) as fork:
+            for name in ("read_whole", "_read_link"):
+                monkeypatch.setattr(entry_reader, name, fail)
+            assert fork.snapshot(full=True).id == fork.tree.id
+
+    @pytest.mark.parametrize(
+        "alter", [write_in_place, replace_file, swap_directories], ids=lambda each: each.__name__
+    )
+    def test_what_has_size_and_mtime_of_the_original_is_read(
+        self, workspace: Workspace, driver: str, tmp_path: Path, alter: Callable[[Path], None]
+    ) -> None:
+        with workspace.fork(tmp_path / "try", driver=driver) as fork:
+            alter(fork.path)
+            fresh = Workspace(fork.path, CheckpointManager().store, watch=False)
+            assert fork.snapshot().id == fresh.snapshot().id != fork.tree.id
+
+    def test_what_was_written_during_the_copy_is_read(
+        self, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        app, read = workspace.path / "src" / "app.py", os.read
+
+        def write_first(fd: int, size: int) -> bytes:
+            if os.readlink(f"/proc/self/fd/{fd}") == str(app):
+                app.write_text("print(9)\n")
+            return read(fd, size)
+
+        with workspace.hold():
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "read", write_first)
+                fork = workspace.fork(tmp_path / "try", driver="copy")
+            with fork:
+                fresh = Workspace(fork.path, CheckpointManager().store, watch=False)
+                assert fork.snapshot().id == fresh.snapshot().id
 
     def test_the_last_state_outlives_the_fork(
         self, workspace: Workspace, driver: str, tmp_path: Path

@@ -11,6 +11,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Workspace, WorkspaceError
 from agent_checkpoint.errors import StorageError
+from agent_checkpoint.workspace import safe_open
 from agent_checkpoint.workspace.scan import scanner, stat_pass, walk
 from agent_checkpoint.workspace.scan.reading import entry_reader, file_reader
 from agent_checkpoint.workspace.scan.scan_cache import ScanCache
@@ -373,6 +374,21 @@ def test_a_store_through_a_map_is_seen_when_that_is_closed(ws: Workspace) -> Non
     time.sleep(0.025)
     through_a_map(ws.path / "a" / "b" / "y")
     assert sees_everything(ws)
+
+
+def test_a_store_to_a_page_that_was_dirty_is_seen(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first store to a page sets a time."""
+    monkeypatch.setattr(safe_open, "_FINE_NS", 0)
+    monkeypatch.setattr(safe_open, "_COARSE_NS", 0)  # as if seconds had passed
+    file = root / "a" / "x"
+    with Workspace(root, CheckpointManager().store, watch=False) as ws:
+        with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as mapped:
+            mapped[0:1] = b"1"
+            ws.snapshot()
+            mapped[0:1] = b"2"
+        assert sees_everything(ws)
 
 
 # -- the cost of a change --------------------------------------------------------------------------
