@@ -23,12 +23,12 @@ hashed and parsed. The other is a whole verified load without the library: `load
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.aside import set_aside
 from bench.changes import measure_changes
 from bench.figures import median_ms, milliseconds, summary_ms
 from bench.rows import Row
@@ -98,7 +98,7 @@ def measure_all(
         place.mkdir()
         thorough = not found and bool(only & {"P8", "changes"})
         found.append(_measure(kind, durability, steps, place, thorough=thorough))
-        shutil.rmtree(place)
+        set_aside(place)
     return found
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from agent_checkpoint.agents.hook.event_sender import DIRECT
 from agent_checkpoint.agents.settings.agent_settings import command_of
+from bench.aside import set_aside
 from bench.figures import summary_ms, timed
 from bench.rows import Row
 from bench.workspaces.checkouts import Checkout, NoCheckoutError, small
@@ -40,7 +40,7 @@ def measure(directory: Path, *, quick: bool) -> dict[str, Any]:
     try:
         return _measure(directory / "hook", checkout, QUICK_TURNS if quick else TURNS)
     finally:
-        shutil.rmtree(checkout.path)
+        set_aside(checkout.path)
 
 
 def rows(figures: dict[str, Any]) -> list[Row]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from typing import Any
 
 from agent_checkpoint.agents.agent_events import CLAUDE
 from agent_checkpoint.agents.settings.agent_settings import FORMATS
+from bench.aside import set_aside
 from bench.figures import Times, summary_ms
 from bench.rows import Row
 from bench.workspaces.checkouts import NoCheckoutError, small
@@ -51,7 +51,7 @@ def measure(directory: Path, *, quick: bool) -> dict[str, Any]:
         return {"waiting": str(error)}
     finally:
         for checkout in checkouts.values():
-            shutil.rmtree(checkout.path)
+            set_aside(checkout.path)
     added = {
         f"{side}_added": summary_ms([one - plain for one, plain in zip(times[side], times[PLAIN])])
         for side in (OURS, FLOOR)

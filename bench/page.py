@@ -89,7 +89,9 @@ this page from it.
 **{held} targets hold, {missed} are missed.** A ratio is ours divided by the peer's: below 1, ours
 is faster or smaller. The spread is p50 / p90 / longest of the runs. `FULL` is `synchronous=FULL` of
 SQLite, which survives a power loss; `NORMAL` survives a killed process only. A floor is a
-small program that does only what its name says, in turn with the others. The column `floor` has its
+small program that does only what its name says, in turn with the others. Nothing is removed until
+the end of the run, because ext4 makes files slowly for minutes after many were removed: that would
+slow down peers that make many files, such as git. The column `floor` has its
 ratio to the same peer, and its name. The column after it is how much more than the highest floor
 ours takes, which is the cost of our layers; or it says that this floor misses the target, too.
 

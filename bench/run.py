@@ -27,6 +27,7 @@ from typing import Any
 
 import agent_checkpoint
 from bench import page
+from bench.aside import PREFIX, set_aside
 from bench.conversation import TITLES
 from bench.figures import summary_ms
 from bench.rows import Row
@@ -94,7 +95,7 @@ def measure(run: Run) -> dict[str, Any]:
             run.place.mkdir()
             os.sync()  # or what the last subject wrote would slow this one down
             results[subject.name] = found = subject.measure(run)
-            shutil.rmtree(run.place)
+            set_aside(run.place)
             rows += subject.rows(found, run.only)
             results["changed_meanwhile"] = installed() != results["machine"]["versions"]
             results["rows"] = [row.as_json() for row in rows]
@@ -215,7 +216,7 @@ def main() -> int:
         parser.error(f"--only takes some of {','.join(ids)}, not {options.only}")
     if options.keep and (options.only or options.quick):
         parser.error("--keep replaces the committed results: it needs a whole run")
-    with tempfile.TemporaryDirectory(prefix="agent-checkpoint-bench-") as directory:
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as directory:
         found = measure(Run(only, Path(directory), options.quick, say))
     results = found["results"]
     report(results, found["rows"])

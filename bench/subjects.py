@@ -88,7 +88,7 @@ def _langgraph_rows(found: Any, only: set[str]) -> list[Row]:
 
 
 SUBJECTS = (
-    # First: ext4 makes new files slowly for minutes after others have removed many.
+    # First: each trial makes files and removes them, see `aside.py`.
     _one("explore_start", "P15", "explored strategies", explore_start),
     Subject(
         "workspaces",

@@ -19,10 +19,10 @@ a checkout with a `.git` of its own, which ours captures and no shadow git does.
 from __future__ import annotations
 
 import os
-import shutil
 from functools import partial
 from pathlib import Path
 
+from bench.aside import set_aside
 from bench.worker import RESERVE
 from bench.workspaces import library_peers
 from bench.workspaces.peers import Borg, Restic, ShadowGit, TreePeer
@@ -59,7 +59,7 @@ def measure_first(stage: Stage, *, thorough: bool) -> None:
 
 
 def _ours(stage: Stage, side: str, home: Path) -> Taken:
-    shutil.rmtree(home, ignore_errors=True)
+    set_aside(home)
     home.mkdir()
     os.sync()
     with stage.worker("plain" if side == "ours-plain" else "fast", home) as worker:
@@ -73,7 +73,7 @@ def _ours(stage: Stage, side: str, home: Path) -> Taken:
 
 
 def _peer(stage: Stage, side: str, peer: TreePeer) -> Taken:
-    shutil.rmtree(peer.path, ignore_errors=True)
+    set_aside(peer.path)
     peer.make()
     os.sync()
     taken = processes(peer.snapshot)
@@ -144,4 +144,4 @@ def _other_gits(stage: Stage) -> None:
             taken = _ours(stage, "ours with .git", stage.place / "with-git")
             stage.note("first with .git", "ours", taken)
     finally:
-        shutil.rmtree(inside)
+        set_aside(inside)

@@ -16,7 +16,6 @@ each, the disk is given time to finish what the others have left it to do.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.aside import set_aside
 from bench.turns import Turns
 from bench.workspaces.peers import ShadowGit
 from bench.workspaces.stage import WARM_UP, Sides, Stage, Taken, processes, told
@@ -115,7 +115,7 @@ def measure_forks(stage: Stage, ours: Turns) -> None:
     def by_git() -> Taken:
         os.sync()
         taken = processes(lambda: stage.git.check_out(target))
-        shutil.rmtree(target)
+        set_aside(target)
         stage.git.forget_work_trees()
         return taken
 
@@ -145,7 +145,7 @@ def _fork(stage: Stage, ours: Turns, driver: str, target: Path) -> dict[str, Any
     answer = ours.ask("ours", "fork", driver=driver, path=str(target), shows=shows)
     if answer.get("left_mounted"):
         raise RuntimeError(f"The fork at {target} was closed and is still mounted.")
-    shutil.rmtree(target, ignore_errors=True)
+    set_aside(target)
     if "failed" in answer:
         stage.absent[driver] = f"no fork with the driver {driver}: {answer['failed']}"
         return None
@@ -156,7 +156,7 @@ def _copy(source: Path, target: Path) -> Taken:
     os.sync()
     command = ["cp", "-a", str(source), str(target)]
     taken = processes(lambda: subprocess.run(command, check=True))
-    shutil.rmtree(target)
+    set_aside(target)
     return taken
 
 

@@ -13,11 +13,11 @@ and `served.py`.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.aside import set_aside
 from bench.workspaces.checkouts import Checkout, NoCheckoutError, large, small
 from bench.workspaces.first import measure_first
 from bench.workspaces.live import live_workspace, measure_forks, measure_undo, measure_watching
@@ -47,8 +47,8 @@ def measure(
         say("copies of the checkout …")
         copies = large(checkout, directory / "copies")
         figures["sizes"].append(_measure_one(only, copies, AT_LARGE, directory / "large", say))
-        shutil.rmtree(copies.path)
-    shutil.rmtree(checkout.path)
+        set_aside(copies.path)
+    set_aside(checkout.path)
     return figures
 
 
@@ -83,5 +83,5 @@ def _measure_one(
                 measure_forks(stage, ours)
     finally:
         unmount_below(place)
-        shutil.rmtree(place)
+        set_aside(place)
     return stage.figures()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.aside import set_aside
 from bench.figures import median_ms, summary_ms, timed
 from bench.turns import ROOT, Turns
 from bench.workspaces import library_peers
@@ -122,7 +122,7 @@ class Stage:
     def floor(self) -> Iterator[Turns]:
         """A process called `floor` with a new database; see `floors.py`."""
         database = self.place / "floor" / "rows.db"
-        shutil.rmtree(database.parent, ignore_errors=True)
+        set_aside(database.parent)
         database.parent.mkdir()
         arguments = [str(self.checkout.path), str(database)]
         with self._process("floor", "bench.workspaces.floors", arguments, self.home) as floor:
