@@ -28,7 +28,7 @@ from agent_checkpoint.workspace.scan.stat_index import (
     write_index,
     write_update,
 )
-from agent_checkpoint.workspace.tree.dir_state import DirState
+from agent_checkpoint.workspace.tree.dir_state import Copied, DirState
 from agent_checkpoint.workspace.tree.snapshot import objects_from
 from agent_checkpoint.workspace.tree.tree_format import put_directory
 
@@ -87,8 +87,8 @@ class ScanCache:
         """The state found by the last scan."""
         self.position: Position | None = None
         """The moment in a change journal after which that scan began, if a service watches."""
-        self.is_copy = False
-        """Whether `state` is that of the directory from which this one was copied."""
+        self.copied: Copied | None = None
+        """The signatures of the copied files, if `dir_state` is that of the original directory."""
         self.directory: tuple[int, int] | None = None
         """Device and inode of the scanned directory; None for a fork that was not scanned yet."""
         self._path = path
@@ -143,15 +143,21 @@ class ScanCache:
         self._forget()
         writer.asks_all = True
 
-    def adopt(self, state: DirState, backend: Backend, *, is_copy: bool) -> None:
-        """Cache the state of the directory from which this one was forked."""
+    def adopt(self, state: DirState, backend: Backend, copied: Copied | None) -> None:
+        """Cache the state of the directory from which this one was forked.
+
+        Args:
+            state: the state of that directory.
+            backend: the store that holds it.
+            copied: the signatures of the copied files; None for an overlay.
+        """
         self.dir_state = state
         self.position = None
-        self.is_copy = is_copy
+        self.copied = copied
         self._backend = backend
         self.directory = None
         self._own_paths = None
-        self._writes_index = is_copy
+        self._writes_index = copied is not None
 
     def keep(
         self,

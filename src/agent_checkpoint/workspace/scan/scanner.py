@@ -69,7 +69,6 @@ class Scanner:
         """The moment before this scan in the journal of the change service, if there is one."""
         self._mounts: MountTable | None = None
         """Tells of mounts during such a scan."""
-        self._copied: Copied = {}
         self._links = HardLinks()
         self._lost: dict[bytes, set[bytes]] = {}
         self._last_full_scan = 0.0
@@ -139,20 +138,19 @@ class Scanner:
         self,
         state: DirState,
         backend: Backend,
-        upper: OverlayUpper | None = None,
-        copied: Copied | None = None,
+        upper: OverlayUpper | None,
+        copied: Copied | None,
     ) -> None:
         """Cache the state of the directory from which this one was forked.
 
         Args:
             state: the state of that directory.
             backend: the store that holds it.
-            upper: reports the changes since the fork. Without it, this directory is a copy.
-            copied: the signatures of its files when they were copied.
+            upper: reports the changes since the fork; None for a copy.
+            copied: the signatures of the copied files; None for an overlay.
         """
         self.close()
-        self._cache.adopt(state, backend, is_copy=upper is None)
-        self._copied = copied or {}
+        self._cache.adopt(state, backend, copied)
         self._source = upper
 
     @property
@@ -302,7 +300,7 @@ class Scanner:
             return self._catch_up(root, writer, reader, state)
         try:
             walk = self._tree_walk(root, writer, reader)
-            state = walk.full(self._cache.dir_state, copied=self._copied)
+            state = walk.full(self._cache.dir_state, copied=self._cache.copied or {})
         except WatchError as error:
             self.close()
             self.watch_trouble = str(error)
@@ -313,7 +311,7 @@ class Scanner:
                 f"{short_repr(str(self._path))} cannot be listed ({error})."
             ) from error
         self._last_full_scan = now
-        self._cache.is_copy, self._copied = False, {}
+        self._cache.copied = None
         self._watches_all = self._source is not None
         self._links, self._lost = walk.links, walk.lost
         return self._catch_up(root, writer, reader, state)
@@ -338,7 +336,7 @@ class Scanner:
     def _stat_pass(self, root: int, writer: Writer, reader: FileReader) -> DirState | None:
         """Stat every entry of a known tree and scan those that differ; None if that fails."""
         known = self._cache.dir_state
-        if known is None or self._cache.is_copy:
+        if known is None or self._cache.copied is not None:
             return None
         source = None if self._watches_all else self._source
         try:
