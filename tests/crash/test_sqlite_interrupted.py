@@ -12,6 +12,7 @@ from itertools import count
 
 import pytest
 
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from tests.crash.crowd import ended, go, start, stop, tell, together
 from tests.crash.scenarios import ACTIONS, large, open_manager, small
 from tests.crash.sweeping import Failures
@@ -93,6 +94,19 @@ def test_interrupted_at_random_moments(scratch, tried):
             )
         manager.save("Key", small(0))
     tried("F12 interrupts", ROUNDS)
+
+
+def test_interrupted_while_forks_are_about_to_be_blocked():
+    """The object exists and is removed; none of its own code has run, `__init__` neither."""
+    block_forks.__new__(block_forks).__del__()
+
+
+def test_no_interrupt_is_lost_after_a_block():
+    """Python ignores exceptions in `__del__`, also those of an interrupt."""
+    block = block_forks()
+    with block:
+        assert hasattr(block, "__del__")
+    assert not hasattr(block, "__del__")
 
 
 # -- threads and forks ---------------------------------------------------------------------------

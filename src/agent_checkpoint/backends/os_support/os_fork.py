@@ -60,10 +60,8 @@ def close_before_fork(pool: SupportsClose) -> None:
 class block_forks:  # a class: a generator costs more than most blocks
     """Block forks by other threads during the block."""
 
-    __slots__ = ("_entered",)
-
-    def __init__(self) -> None:
-        self._entered: _Gate | None = None
+    _entered: _Gate | None = None
+    # Not set by `__init__`, which an interrupt may prevent: then there is only `__del__`.
 
     def __enter__(self) -> None:
         _register_hooks()
@@ -83,8 +81,13 @@ class block_forks:  # a class: a generator costs more than most blocks
                 gate.inside -= 1
                 if gate.is_awaited:
                     gate.changed.notify_all()
+        self.__class__ = _Left  # type: ignore[assignment]
 
     __del__ = __exit__  # if an interrupt comes before the first statement of `__exit__`
+
+
+class _Left:
+    """A block that was left. It has no `__del__`, in which an interrupt would be lost."""
 
 
 class LockFile(NamedTuple):
