@@ -75,7 +75,7 @@ def _name_logs(tree: Any, path: str) -> None:
         return
     for name, member in members.items():
         items: Any = member.get("$log") if isinstance(member, dict) else None
-        if items is not None and isinstance(items, log_items):
+        if isinstance(items, log_items):
             items.path = path + key_segment(name)
 
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent_checkpoint import CheckpointManager, Workspace
+from agent_checkpoint.workspace.scan.reading import entry_reader
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from tests.unit.workspace.disk import make
 
@@ -33,3 +35,17 @@ def ws(root: Path, manager: CheckpointManager) -> Iterator[Workspace]:
 @pytest.fixture
 def tree(ws: Workspace) -> Tree:
     return ws.snapshot()
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> "list[bytes]":
+    """The names of the files that are read."""
+    names: list[bytes] = []
+    read = entry_reader.read_whole
+
+    def counted(directory: int, name: bytes) -> Any:
+        names.append(name)
+        return read(directory, name)
+
+    monkeypatch.setattr(entry_reader, "read_whole", counted)
+    return names

@@ -53,13 +53,13 @@ class ForkDirectory(NamedTuple):
     """The initial tree."""
     state: DirState | None
     """The scanned state of the origin, if it has the same files."""
-    copied: Copied | None = None
-    """The signatures of the copied files; None for an overlay."""
     upper: OverlayUpper | None = None
     """Reports the changes since then, in an overlay."""
     places: ForkPaths | None = None
     """The directories of an overlay."""
     lowerdir: Lowerdir | None = None
+    copied: Copied | None = None
+    """The signatures of the copied files; None for an overlay."""
 
     def remove(self) -> None:
         """Remove the directory, with its mount. Raises WorkspaceError."""
@@ -160,7 +160,7 @@ def _overlay(origin: ForkOrigin, target: Path, tree: Tree) -> ForkDirectory:
         raise
     lower = lowerdir.lower
     upper = OverlayUpper(partial(changes, places.upper, lower))
-    made = ForkDirectory(target, "overlay", tree, lowerdir.folder, None, upper, places, lowerdir)
+    made = ForkDirectory(target, "overlay", tree, lowerdir.folder, upper, places, lowerdir)
     try:
         mount_overlay(lower, places.upper, places.work, target, name=places.mount_name)
     except BaseException:
@@ -191,4 +191,4 @@ def _copy(
     finally:
         end_fork(places)
     state = origin.scanner.dir_state if is_current else None
-    return ForkDirectory(target, driver, tree, state, copied)
+    return ForkDirectory(target, driver, tree, state, copied=copied)
