@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import RLock
 
@@ -46,6 +46,17 @@ def register(connection: object, path: str | os.PathLike[str]) -> None:
 def unregister(connection: object) -> None:
     """Unregister a closed connection; may be called twice."""
     _open.pop(id(connection), None)
+
+
+def open_databases() -> list[tuple[int, int]]:
+    """Return device and inode of each database that is open in this process."""
+    return list(_open.copy().values())
+
+
+def open_in_parent(databases: Iterable[tuple[int, int]]) -> None:
+    """Treat databases that the parent process has open as if they were open here."""
+    for number, identity in enumerate(databases, 1):
+        _open[-number] = identity  # no id of a connection
 
 
 def is_open_here(directory: int, path: bytes) -> bool:

@@ -127,7 +127,7 @@ def _kernel() -> list[_Check]:
     from agent_checkpoint.workspace.changes.changed_paths import WatchError
     from agent_checkpoint.workspace.changes.inotify import Watcher
     from agent_checkpoint.workspace.fork.drivers import best_driver, can_view
-    from agent_checkpoint.workspace.fork.tree_copy import can_reflink
+    from agent_checkpoint.workspace.fork.reflink import can_reflink
 
     try:
         Watcher().close()

@@ -35,7 +35,7 @@ from agent_checkpoint.workspace.fork.overlay_mount import (
     unmount,
     wrap_errors,
 )
-from agent_checkpoint.workspace.fork.tree_copy import can_reflink
+from agent_checkpoint.workspace.fork.reflink import can_reflink
 from agent_checkpoint.workspace.safe_open import open_root
 
 _TOKEN = re.compile(r"[0-9a-f]{16}")

@@ -36,7 +36,8 @@ from agent_checkpoint.workspace.fork.overlay_mount import (
     remove_tree,
     wrap_errors,
 )
-from agent_checkpoint.workspace.fork.tree_copy import can_reflink, copy_tree
+from agent_checkpoint.workspace.fork.reflink import can_reflink
+from agent_checkpoint.workspace.fork.tree_copy import copy_tree
 from agent_checkpoint.workspace.scan.walk import STAGING
 from agent_checkpoint.workspace.tree.dir_state import Copied, DirState
 from agent_checkpoint.workspace.tree.snapshot import Tree
@@ -172,18 +173,16 @@ def _overlay(origin: ForkOrigin, target: Path, tree: Tree) -> ForkDirectory:
 def _copy(
     origin: ForkOrigin, target: Path, tree: Tree, driver: str, *, is_captured: bool
 ) -> ForkDirectory:
+    internal = {STAGING}
     own = origin.store.backend.properties.path
-
-    def is_internal(directory: bytes, name: bytes) -> bool:
-        here = origin.path / os.fsdecode(directory) / os.fsdecode(name)
-        return (name == STAGING and not directory) or here == own
-
+    if own is not None and origin.path in own.parents:
+        internal.add(os.fsencode(own.relative_to(origin.path)))
     is_current = is_captured or origin.present_id() == tree.id
     places = begin_fork(data_home() / "forks", target.parent)
     copied: Copied = {}
     try:
         if is_current:
-            copied = copy_tree(origin.path, places.files, leave_out=is_internal)
+            copied = copy_tree(origin.path, places.files, leave_out=internal)
         else:
             materialize(tree, places.files)
         with wrap_errors(f"create {str(target)!r}"):

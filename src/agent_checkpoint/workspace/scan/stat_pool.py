@@ -13,9 +13,10 @@ import subprocess
 from typing import Any
 
 from agent_checkpoint.backends.os_support.own_program import start_on_further_cores
+from agent_checkpoint.backends.os_support.part_numbers import next_number, part_numbers
 from agent_checkpoint.workspace.scan.stat_index import IndexFile
 from agent_checkpoint.workspace.scan.stat_pass import StatPass
-from agent_checkpoint.workspace.scan.stat_worker import NUMBER, TEXT, next_number, split
+from agent_checkpoint.workspace.scan.stat_worker import TEXT, split
 
 _WORKER = "agent_checkpoint.workspace.scan.stat_worker"
 _MOST_WORKERS = 4
@@ -61,11 +62,7 @@ class _Processes:
     """One process per further core; none if none can be started."""
 
     def __init__(self, root: int, index: IndexFile, parts: int) -> None:
-        self._numbers, numbers = os.pipe()
-        try:
-            os.write(numbers, b"".join(map(NUMBER.pack, range(parts))))
-        finally:
-            os.close(numbers)
+        self._numbers = part_numbers(parts)
         fds = [root, self._numbers]
         places = [*map(str, fds), str(index.path), index.content.digest.hex()]
         self._processes = list(

@@ -9,20 +9,17 @@ from __future__ import annotations
 import gc
 import heapq
 import json
-import os
-import struct
 import sys
 from pathlib import Path
 from typing import Any
 
+from agent_checkpoint.backends.os_support.part_numbers import next_number
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.workspace.scan.stat_index import read_index
 from agent_checkpoint.workspace.scan.stat_pass import StatPass
 from agent_checkpoint.workspace.tree.dir_state import DirState
 
-NUMBER = struct.Struct("<I")
-"""The number of a part, in the pipe."""
 TEXT = "latin-1"
 """Names in JSON are text of the same code points as their bytes."""
 _PARTS = 64
@@ -52,12 +49,6 @@ def split(root: DirState) -> list[Part]:
         for name, subdir in state.subdirs.items():
             heapq.heappush(large, (-subdir.files, start + name, subdir))
     return [*small, *(Part(path, state) for _, path, state in large)]
-
-
-def next_number(numbers: int) -> int | None:
-    """Take the number of a part from the pipe; None if all are taken. Raises OSError."""
-    data = os.read(numbers, NUMBER.size)
-    return NUMBER.unpack(data)[0] if data else None
 
 
 def encode_found(stat_pass: StatPass) -> Any:

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from agent_checkpoint.backends.os_support import own_program
 from agent_checkpoint.errors import WorkspaceError
 from agent_checkpoint.workspace import safe_open
-from agent_checkpoint.workspace.fork import tree_copy
+from agent_checkpoint.workspace.fork import subtree_copy, tree_copy
 from agent_checkpoint.workspace.fork.overlay_mount import remove_tree
-from agent_checkpoint.workspace.fork.tree_copy import can_reflink, copy_tree
+from agent_checkpoint.workspace.fork.reflink import can_reflink
+from agent_checkpoint.workspace.fork.tree_copy import copy_tree
 from agent_checkpoint.workspace.tree.dir_state import stat_signature
 from tests.unit.workspace.fork.test_overlay_mount import ODD_NAMES
 
@@ -68,8 +70,13 @@ def fill(root):
     os.utime(root, ns=(age, age))
 
 
-@pytest.fixture
-def source(tmp_path):
+@pytest.fixture(params=[1, 3], ids=["one process", "three processes"])
+def source(tmp_path, monkeypatch, request):
+    """A directory to fill. With three processes, they copy all but the files of the root."""
+    if request.param > 1:
+        monkeypatch.setattr(tree_copy, "PARALLEL_FROM", 1)
+        monkeypatch.setattr(tree_copy, "_PARTS", 1)
+    monkeypatch.setattr(own_program, "usable_cores", lambda: request.param)
     root = tmp_path / "source"
     root.mkdir()
     yield root
@@ -132,19 +139,15 @@ def test_setuid_bits_are_dropped(source, tmp_path):
 
 def test_what_is_to_be_left_out_is_not_even_looked_at(source, tmp_path):
     (source / "kept/skipped/below").mkdir(parents=True)
-    (source / "skipped").touch()
-    asked = []
-
-    def leave_out(directory, name):
-        asked.append((directory, name))
-        return name == b"skipped"
-
-    copy_tree(source, tmp_path / "copy", leave_out=leave_out)
+    (source / "kept/kept").mkdir()
+    (source / "skipped").write_text("x")
+    (source / "skipped").chmod(0)
+    copy_tree(source, tmp_path / "copy", leave_out={b"skipped", b"kept/skipped"})
     assert [*os.walk(tmp_path / "copy")] == [
         (str(tmp_path / "copy"), ["kept"], []),
-        (str(tmp_path / "copy/kept"), [], []),
+        (str(tmp_path / "copy/kept"), ["kept"], []),
+        (str(tmp_path / "copy/kept/kept"), [], []),
     ]
-    assert sorted(asked) == [(b"", b"kept"), (b"", b"skipped"), (b"kept", b"skipped")]
 
 
 def test_no_link_is_followed(source, tmp_path):
@@ -156,20 +159,40 @@ def test_no_link_is_followed(source, tmp_path):
     assert (tmp_path / "copy/link").is_symlink()
 
 
-def test_a_directory_that_becomes_a_link_meanwhile_is_not_followed(source, tmp_path):
+@pytest.fixture
+def before_entries(monkeypatch):
+    """Calls a function between the listing of a directory and the copying of its entries."""
+    real = os.scandir
+
+    def set_hook(hook):
+        @contextmanager
+        def scandir(path):
+            with real(path) as entries:
+                found = list(entries)
+            hook({entry.name for entry in found})
+            yield found
+
+        monkeypatch.setattr(subtree_copy.os, "scandir", scandir)
+
+    return set_hook
+
+
+def test_a_directory_that_becomes_a_link_meanwhile_is_not_followed(
+    source, tmp_path, before_entries
+):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").touch()
     (source / "folder").mkdir()
 
-    def swap(directory, name):
+    def swap(names):
         if not (source / "folder").is_symlink():
             (source / "folder").rename(source / "moved")
             (source / "folder").symlink_to(outside)
-        return False
 
+    before_entries(swap)
     with pytest.raises(WorkspaceError, match=r"Cannot copy .*folder'"):
-        copy_tree(source, tmp_path / "copy", leave_out=swap)
+        copy_tree(source, tmp_path / "copy")
     assert not list((tmp_path / "copy").rglob("secret"))
 
 
@@ -188,21 +211,21 @@ def test_a_file_that_becomes_a_fifo_meanwhile_is_not_waited_for(source, tmp_path
         copy_tree(source, tmp_path / "copy")
 
 
-def test_what_vanishes_meanwhile_is_left_out(source, tmp_path):
+def test_what_vanishes_meanwhile_is_left_out(source, tmp_path, before_entries):
     (source / "kept").touch()
     (source / "gone").touch()
     (source / "link").symlink_to("kept")
     (source / "folder/below").mkdir(parents=True)
 
-    def remove(directory, name):
-        for path in ("gone", "link"):
-            if os.path.lexists(source / path):
-                (source / path).unlink()
-        if directory == b"folder":
+    def remove(names):
+        if "gone" in names:
+            (source / "gone").unlink()
+            (source / "link").unlink()
             (source / "folder/below").rmdir()
-        return False
+            (source / "folder").rmdir()
 
-    copy_tree(source, tmp_path / "copy", leave_out=remove)
+    before_entries(remove)
+    copy_tree(source, tmp_path / "copy")
     assert (tmp_path / "copy/kept").exists()
     assert not os.path.lexists(tmp_path / "copy/gone")
     assert not os.path.lexists(tmp_path / "copy/link")
@@ -305,7 +328,7 @@ def test_the_signatures_of_what_was_copied_are_told(source, tmp_path):
 def test_no_signature_is_told_that_a_later_change_could_have(source, tmp_path, monkeypatch):
     """Where the clock of files is coarse, a change right after the copy has the same time."""
     (source / "file").write_text("x")
-    monkeypatch.setattr(tree_copy._TreeCopy, "_next_change", lambda *_: 0)
+    monkeypatch.setattr(tree_copy, "_next_change", lambda *_: 0)
     assert copy_tree(source, tmp_path / "copy") == {}
 
 

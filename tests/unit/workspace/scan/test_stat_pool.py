@@ -12,6 +12,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Workspace
 from agent_checkpoint.backends.os_support import own_program
+from agent_checkpoint.backends.os_support.part_numbers import part_numbers
 from agent_checkpoint.workspace.scan import scanner, stat_pool, stat_worker
 from agent_checkpoint.workspace.scan.stat_index import read_index
 from agent_checkpoint.workspace.scan.stat_pass import StatPass
@@ -122,9 +123,7 @@ def test_processes_report_changes_and_links(root: Path, tmp_path: Path, started:
     changed.write_text("new")
     os.link(root / "link", changed.with_name("other"))
     fd = os.open(root, os.O_RDONLY)
-    numbers, end = os.pipe()
-    os.write(end, b"".join(map(stat_worker.NUMBER.pack, range(len(parts)))))
-    os.close(end)
+    numbers = part_numbers(len(parts))
     try:
         # All parts are for the process: the scan would take some of them.
         output = subprocess.run(
