@@ -1,4 +1,4 @@
-"""The floors of P1 to P3 and P14: what is left of a durable snapshot with SHA-256, in Python.
+"""The floors of P1 to P3, P5 and P14: what is left of a durable snapshot with SHA-256, in Python.
 
 Two more floors of P2 are in `format_floor.py`: what the format takes, and the guarantees with it.
 
@@ -30,6 +30,7 @@ from isal import isal_zlib
 from bench.figures import timed
 from bench.import_time import modules_alone
 from bench.turns import serve
+from bench.workspaces.copy_floor import CopyFloor
 from bench.workspaces.first_floor import FirstFloor
 from bench.workspaces.format_floor import FormatFloor, GuardedFloor, make_database
 
@@ -143,6 +144,11 @@ class Floor:
             statement = "INSERT OR IGNORE INTO objects (id, data) VALUES (?, ?)"
             db.executemany(statement, sorted(rows.items()))
         self.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+
+    def copy(self, target: str) -> dict[str, Any]:
+        """Copy the directory to `target`."""
+        floor = CopyFloor(self.directory)
+        return _taken(lambda: floor.run(target))
 
     def snapshot(self, changed: str) -> dict[str, Any]:
         """Read and hash the changed file, and commit one row."""

@@ -10,7 +10,8 @@ side that was not measured then looks at the file, untimed, so that each finds a
 
 P5: a second directory with the same files: overlay over the held directory, and copies. The fork is
 timed until it returns; holding the directory and closing the fork have times of their own. Before
-each, the disk is given time to finish what the others have left it to do.
+each, the disk is given time to finish what the others have left it to do. The floor copies in plain
+Python, see `copy_floor.py`.
 """
 
 from __future__ import annotations
@@ -119,9 +120,17 @@ def measure_forks(stage: Stage, ours: Turns) -> None:
         stage.git.forget_work_trees()
         return taken
 
+    def by_floor() -> Taken:
+        os.sync()
+        taken = told(floor.ask("floor", "copy", target=str(target)))
+        set_aside(target)
+        return taken
+
     sides: Sides = {"cp": lambda: _copy(stage.checkout.path, target), "ours": by_us}
-    for turn in range(stage.rounds.copy):
-        stage.take_turns("copy", turn, sides)
+    with stage.floor() as floor:
+        sides["floor"] = by_floor
+        for turn in range(stage.rounds.copy):
+            stage.take_turns("copy", turn, sides)
     if stage.rounds.extras and stage.has_git:
         stage.note("copy", "git-worktree", by_git())
 

@@ -41,6 +41,7 @@ FLOORS = {
     "first": "read, hash and pack all, one commit",
     "watching": "read and hash one file, one commit",
     "changed": "bare Python, lstat of known paths, one commit",
+    "copy": "plain Python: make and fill known files, all cores",
     "served": "ask, hash blocks of the index and one file, one commit",
 }
 SIDES = {"ours": "ours, fast", "ours-plain": "ours, plain", "ours with .git": "ours, .git too"}
@@ -189,6 +190,7 @@ def _fork_rows(size: _Size, many: bool) -> list[Row]:
         size.alone("P5", "hold"),
         size.alone("P5", "close"),
         size.time("P5", "copy", peer="cp", target=1.0),
+        size.floor("P5", "copy"),
     ]
     if not many:
         rows.append(size.time("P5", "copy", peer="git-worktree"))
