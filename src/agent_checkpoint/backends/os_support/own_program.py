@@ -33,15 +33,16 @@ def _package() -> str:
 
 
 def start_on_further_cores(
-    module: str, arguments: Sequence[str], *, most: int, stdin: int, fds: Sequence[int]
+    module: str, arguments: Sequence[str], *, most: int, fds: Sequence[int]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a program on each core but one; fewer or none if no more can be started.
+
+    Its stdin and stdout are pipes.
 
     Args:
         module: the module of this package.
         arguments: its arguments.
         most: the number of programs at most.
-        stdin: its input: `subprocess.PIPE` or `subprocess.DEVNULL`.
         fds: descriptors that it inherits.
     """
     command = [*own_program(module), *arguments]
@@ -49,7 +50,7 @@ def start_on_further_cores(
         try:
             yield subprocess.Popen(
                 command,
-                stdin=stdin,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 pass_fds=fds,

@@ -40,12 +40,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 
 
 @pytest.fixture
-def only_processes_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def only_processes_copy(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     """This process takes no part until another one has taken the first."""
     paths = copy_pool.CopyPool.paths
 
     def wait(pool: copy_pool.CopyPool) -> Any:
-        for process in pool._processes:
+        for process in started:
             process.wait(30)
         return paths(pool)
 
@@ -156,7 +156,7 @@ from agent_checkpoint.backends.os_support import own_program
 from agent_checkpoint.workspace.fork import copy_pool, tree_copy
 
 def kill(pool):
-    print(*(process.pid for process in pool._processes), flush=True)
+    print(*(process.pid for process in pool._processes._processes), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 tree_copy.PARALLEL_FROM = tree_copy._PARTS = 1

@@ -85,16 +85,16 @@ def change(root: Path, chance: random.Random) -> None:
             folder.symlink_to("/")
 
 
-def let_processes_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+def let_processes_begin(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scan takes its first part after the end of the processes."""
-    real = stat_pool._Processes.next_number
+    real = stat_pool.PartProcesses.numbers
 
-    def next_number(self: Any) -> Any:
-        for process in self._processes:
+    def numbers(self: Any) -> Any:
+        for process in started:
             process.wait()
         return real(self)
 
-    monkeypatch.setattr(stat_pool._Processes, "next_number", next_number)
+    monkeypatch.setattr(stat_pool.PartProcesses, "numbers", numbers)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -156,7 +156,7 @@ def test_the_scan_uses_what_processes_report(
 ) -> None:
     new_process(root, tmp_path / "store").snapshot()
     change(root, random.Random(3))
-    let_processes_begin(monkeypatch)
+    let_processes_begin(started, monkeypatch)
     snapshot = new_process(root, tmp_path / "store").snapshot()
     assert [process.returncode for process in started] == [0, 0]
     assert snapshot.id == id_without_index(root, tmp_path)
@@ -178,7 +178,7 @@ def test_what_a_dead_process_took_is_compared_by_the_scan(
     program = f"import os, sys\nwhile os.read(int(sys.argv[2]), 4): pass\n{end}"
     program_line = [sys.executable, "-c", program]
     monkeypatch.setattr(own_program, "own_program", lambda module: program_line)
-    let_processes_begin(monkeypatch)
+    let_processes_begin(started, monkeypatch)
     snapshot = new_process(root, tmp_path / "store").snapshot()
     assert [process.returncode for process in started] == [status, status]
     assert snapshot.id == id_without_index(root, tmp_path)

@@ -102,9 +102,7 @@ class ReadPool:
         """
         pool = cls(receive)
         arguments = [str(root), compression]
-        for process in start_on_further_cores(
-            _WORKER, arguments, most=_MOST_WORKERS, stdin=subprocess.PIPE, fds=[root]
-        ):
+        for process in start_on_further_cores(_WORKER, arguments, most=_MOST_WORKERS, fds=[root]):
             pool.add(process)
         return pool if pool._workers else None
 
