@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.workspace.scan.reading.entry_reader import ReadResult
@@ -33,7 +33,9 @@ class DirBuilder:
 
     __slots__ = (
         "assembled",
+        "batch",
         "changes",
+        "has_gaps",
         "is_same",
         "names",
         "notes",
@@ -55,6 +57,8 @@ class DirBuilder:
         self.signatures: list[bytes] = []
         self.notes: dict[bytes, Note] = {}
         self.results: dict[bytes, ReadResult] = {}
+        self.batch = 0
+        """The number under which its files are read; see `FileReader.wait`."""
         self.subdirs: dict[bytes, DirState] = {}
         self.rule_texts: dict[bytes, bytes] = {}
         """The contents of its rule files, as they were applied."""
@@ -67,6 +71,8 @@ class DirBuilder:
 
         Then `names` and `signatures` are unused.
         """
+        self.has_gaps = False
+        """Whether a listed entry was gone when it was read."""
         self.assembled: list[bytes] = []
         """The subdirectories that were scanned."""
 
@@ -75,26 +81,35 @@ class DirBuilder:
         return self.path + b"/" + name if self.path else name
 
 
-def assemble(builders: Sequence[DirBuilder], get: Get, put: Put) -> DirState:
-    """Return the state of the first directory.
+def in_postorder(builders: Iterable[DirBuilder]) -> Iterator[DirBuilder]:
+    """Iterate over directories after their subdirectories, given them in preorder."""
+    path: list[DirBuilder] = []
+    for builder in builders:
+        while path and path[-1] is not builder.parent:
+            yield path.pop()
+        path.append(builder)
+    yield from reversed(path)
+
+
+def assemble(builder: DirBuilder, get: Get, put: Put) -> DirState:
+    """Return the state of a directory, and pass it on to the directory above.
 
     Args:
-        builders: the directories, each before its subdirectories, with all contents read.
+        builder: the directory, with all contents read and its subdirectories assembled.
         get: reads objects of directories whose entries are not loaded.
         put: receives the objects of changed directories.
 
     Raises:
         IntegrityError: the object of a known directory cannot be read.
     """
-    for builder in reversed(builders):
-        if builder.old is not None and builder.changes is not None:
-            state = _changed_state(builder, builder.old, builder.changes, get, put)
-        else:
-            state = _dir_state(builder, get, put)
-        if builder.parent is not None:
-            name = builder.path.rpartition(b"/")[2]
-            builder.parent.subdirs[name] = state
-            builder.parent.assembled.append(name)
+    if builder.old is not None and builder.changes is not None:
+        state = _changed_state(builder, builder.old, builder.changes, get, put)
+    else:
+        state = _dir_state(builder, get, put)
+    if builder.parent is not None:
+        name = builder.path.rpartition(b"/")[2]
+        builder.parent.subdirs[name] = state
+        builder.parent.assembled.append(name)
     return state
 
 
@@ -120,6 +135,7 @@ def _dir_state(builder: DirBuilder, get: Get, put: Put) -> DirState:
         files += subdir.files
         size += subdir.bytes
         has_notes = has_notes or subdir.has_notes
+    builder.has_gaps = not _has_all(builder, items)
     return DirState(
         packed_names=b"/".join([item.name for item in items]),
         signatures=b"".join(signatures),
@@ -130,7 +146,7 @@ def _dir_state(builder: DirBuilder, get: Get, put: Put) -> DirState:
         size=size,
         has_notes=has_notes,
         is_stored=old is not None and is_same and old.is_stored,
-        times=builder.times if _has_all(builder, items) else NO_TIMES,
+        times=NO_TIMES if builder.has_gaps else builder.times,
         items=items,
     )
 

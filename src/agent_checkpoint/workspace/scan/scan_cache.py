@@ -203,11 +203,11 @@ class ScanCache:
             path.unlink(missing_ok=True)
             update_path(path).unlink(missing_ok=True)
 
-    def index_file(self) -> IndexFile | None:
-        """Return the index file, if it has the state of the last scan."""
+    def index_file(self, state: DirState) -> IndexFile | None:
+        """Return the index file, if it has this state."""
         path = self._index_path()
         index = self._index
-        if path is None or index is None or not index.is_read or index.root is not self.dir_state:
+        if path is None or index is None or not index.is_read or index.root is not state:
             return None
         return IndexFile(path, index)
 

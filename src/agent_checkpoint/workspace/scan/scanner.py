@@ -294,13 +294,15 @@ class Scanner:
             except (ImportError, WatchError) as error:  # some Python builds lack ctypes
                 self.watch_trouble = str(error)
         now = time.monotonic()
-        state = self._stat_pass(root, writer, reader)
+        known, state = self._cache.dir_state, None
+        if known is not None and self._cache.copied is None:
+            state = self._stat_pass(root, writer, reader, known)
         if state is not None:
             self._last_full_scan = now
             return self._catch_up(root, writer, reader, state)
         try:
             walk = self._tree_walk(root, writer, reader)
-            state = walk.full(self._cache.dir_state, copied=self._cache.copied or {})
+            state = walk.full(known, copied=self._cache.copied or {})
         except WatchError as error:
             self.close()
             self.watch_trouble = str(error)
@@ -314,6 +316,8 @@ class Scanner:
         self._cache.copied = None
         self._watches_all = self._source is not None
         self._links, self._lost = walk.links, walk.lost
+        if self._source is None and walk.has_gaps:
+            return self._stat_pass(root, writer, reader, state) or state
         return self._catch_up(root, writer, reader, state)
 
     def _catch_up(self, root: int, writer: Writer, reader: FileReader, state: DirState) -> DirState:
@@ -333,11 +337,10 @@ class Scanner:
             return state
         return found
 
-    def _stat_pass(self, root: int, writer: Writer, reader: FileReader) -> DirState | None:
+    def _stat_pass(
+        self, root: int, writer: Writer, reader: FileReader, known: DirState
+    ) -> DirState | None:
         """Stat every entry of a known tree and scan those that differ; None if that fails."""
-        known = self._cache.dir_state
-        if known is None or self._cache.copied is not None:
-            return None
         source = None if self._watches_all else self._source
         try:
             with block_forks():
@@ -346,7 +349,7 @@ class Scanner:
                 )
 
             stat_pass = StatPass(root, None if source is None else source.add)
-            index = self._cache.index_file() if source is None else None
+            index = self._cache.index_file(known) if source is None else None
             if index is not None and known.files >= PARALLEL_FROM_FILES:
                 with block_forks():
                     from agent_checkpoint.workspace.scan.stat_pool import (

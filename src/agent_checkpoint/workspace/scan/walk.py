@@ -20,7 +20,7 @@ from agent_checkpoint.workspace.changes.hard_links import HardLinks
 from agent_checkpoint.workspace.ignore.rule_files import rule_texts, rules_at
 from agent_checkpoint.workspace.ignore.rules import LARGEST_FILE, Rules
 from agent_checkpoint.workspace.safe_open import DirectoryOpener, EntryChanged, directory_below
-from agent_checkpoint.workspace.scan.dir_builder import DirBuilder, assemble
+from agent_checkpoint.workspace.scan.dir_builder import DirBuilder, assemble, in_postorder
 from agent_checkpoint.workspace.scan.nested_stores import FORMAT_DIR, STORE_NAMES, is_store
 from agent_checkpoint.workspace.scan.reading.entry_reader import ReadRequest, ReadResult
 from agent_checkpoint.workspace.scan.reading.file_reader import FileReader
@@ -95,6 +95,8 @@ class TreeWalk:
         self._times = DirectoryTimes(root)
         self.lost = {} if lost is None else lost
         """Names, by directory, of entries that could not be read consistently."""
+        self.has_gaps = False
+        """Whether an entry was gone when it was read: it may be at a path listed before."""
 
     def full(self, old: DirState | None, *, copied: Copied) -> DirState:
         """Return the current state of the tree; stat every entry.
@@ -111,7 +113,8 @@ class TreeWalk:
         self._copied = copied
         top = DirBuilder(b"", old, None)
         builders = list(self._walk(top, self._rules))
-        return self._rescan_changing(self._assemble(builders), builders)
+        # In postorder: the first directories are read first, the last ones meanwhile.
+        return self._rescan_changing(self._assemble(in_postorder(builders)), builders)
 
     def partial(
         self,
@@ -134,7 +137,7 @@ class TreeWalk:
         """
         self._by_signature = by_signature
         builders = list(self._visit(old, changed, replaced))
-        return self._rescan_changing(self._assemble(builders), builders)
+        return self._rescan_changing(self._assemble(builders[::-1]), builders)
 
     # -- walking ---------------------------------------------------------------------------------
 
@@ -323,7 +326,7 @@ class TreeWalk:
                     new_dirs.append((name, _known_subdir(old, name, signature)))
             _note_invalid_rules(builder, rules)
             if requests:
-                self._reader.read(fd, builder.path, requests, builder.results)
+                builder.batch = self._reader.read(fd, builder.path, requests, builder.results)
         for name, known in new_dirs:
             builder.subdirs.pop(name, None)
             yield from self._walk(DirBuilder(builder.child(name), known, builder), rules)
@@ -350,14 +353,15 @@ class TreeWalk:
             if mode & _TYPE != stat.S_IFDIR:
                 requests.append(ReadRequest(name, size, mode & _TYPE == stat.S_IFLNK))
         if requests:
-            self._reader.read(fd, builder.path, requests, builder.results)
+            builder.batch = self._reader.read(fd, builder.path, requests, builder.results)
 
-    def _assemble(self, builders: list[DirBuilder]) -> DirState:
-        self._reader.settle()
+    def _assemble(self, builders: Iterable[DirBuilder]) -> DirState:
+        """Return the state of the last directory; each comes after its subdirectories."""
         for builder in builders:
+            self._reader.wait(builder.batch)
             self._compare_rules(builder)
-        state = assemble(builders, self._get, self._writer.put)
-        for builder in builders:
+            state = assemble(builder, self._get, self._writer.put)
+            self.has_gaps |= builder.has_gaps
             self.lost.pop(builder.path, None)
             if builder.notes and (lost := {name for name, n in builder.notes.items() if n.is_loss}):
                 self.lost[builder.path] = lost
@@ -386,13 +390,14 @@ class TreeWalk:
     def _rescan_changing(self, state: DirState, builders: list[DirBuilder]) -> DirState:
         """Scan again the entries whose type changed during the walk."""
         changing, replaced = _changing(builders), frozenset[bytes]()
+        self.has_gaps |= bool(changing)
         for _ in range(_TRIES if changing else 0):
             try:
                 builders = list(self._visit(state, changing, replaced))
             except OSError:  # the directory was removed or replaced: scan all of it
                 changing, replaced = by_parent(changing), frozenset(changing)
                 continue
-            state = self._assemble(builders)
+            state = self._assemble(builders[::-1])
             changing, replaced = _changing(builders), frozenset()
             if not changing:
                 break

@@ -80,14 +80,14 @@ def test_a_first_snapshot_has_what_moved_meanwhile(
     if not can_watch(root):
         pytest.skip("changes cannot be watched here")
     (root / "z").write_text("three")
-    real, changes = file_reader.FileReader.settle, [change]
+    real, changes = file_reader.FileReader.wait, [change]
 
-    def settle(reader: file_reader.FileReader) -> None:
+    def wait(reader: file_reader.FileReader, batch: int) -> None:
         if changes:
             changes.pop()(root)
-        real(reader)
+        real(reader, batch)
 
-    monkeypatch.setattr(file_reader.FileReader, "settle", settle)
+    monkeypatch.setattr(file_reader.FileReader, "wait", wait)
     with Workspace(root, CheckpointManager().store) as workspace:
         found = workspace.snapshot()
         assert not changes

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.store.objects.object_format import BLOB, PlainObject, TerminalRef, make_object
 from agent_checkpoint.workspace.safe_open import (
+    DirectoryOpener,
     EntryChanged,
     OpenFile,
     read_stable,
@@ -50,8 +51,15 @@ class ReadRequest(NamedTuple):
     is_link: bool
 
 
+class DirectoryRequest(NamedTuple):
+    """Files and links to read in one directory."""
+
+    path: bytes
+    requests: Sequence[ReadRequest]
+
+
 class EntryReader:
-    """Reads files and links of open directories."""
+    """Reads files and links."""
 
     def __init__(self, add: Callable[[str, PlainObject], None], put: Put) -> None:
         """Set the receivers.
@@ -62,6 +70,19 @@ class EntryReader:
         """
         self._add = add
         self._put = put
+
+    def read_below(self, root: int, directories: Iterable[DirectoryRequest]) -> list[ReadResult]:
+        """Read entries of directories below an open one. Failures are in the results."""
+        results: list[ReadResult] = []
+        with DirectoryOpener(os.dup(root)) as opener:
+            for path, requests in directories:
+                try:
+                    directory = opener.open(path)
+                except OSError:  # it was moved, removed or replaced since it was listed
+                    results += [ReadResult(None, is_changing=True)] * len(requests)
+                    continue
+                results += [self.read(directory, each) for each in requests]
+        return results
 
     def read(self, directory: int, request: ReadRequest) -> ReadResult:
         """Read an entry of an open directory. Failures are in the result."""

@@ -15,6 +15,7 @@ from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.store.objects.object_format import PlainObject
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.scan.reading.entry_reader import (
+    DirectoryRequest,
     EntryReader,
     ReadRequest,
     ReadResult,
@@ -61,6 +62,7 @@ class FileReader:
         self._background: BackgroundWriter | None = None
         self._pool: ReadPool | None = None
         self._wants_pool = True
+        self._is_handed_over = False
         self.count = 0
         """The number of files read."""
 
@@ -70,19 +72,23 @@ class FileReader:
         directory: bytes,
         requests: Sequence[ReadRequest],
         results: dict[bytes, ReadResult],
-    ) -> None:
+    ) -> int:
         """Read files and links of an open directory.
 
         Args:
             fd: the directory.
             directory: its path.
             requests: the files and links.
-            results: receives the results by name, at the latest in `settle`.
+            results: receives the results by name.
+
+        Returns:
+            the number to `wait` for until all results are there.
 
         Raises:
             WorkspaceError: the limit of bytes is exceeded, or a reader process has died.
             StorageError: the store failed.
         """
+        batch = 0
         for start in range(0, len(requests), _STRIDE):
             some = requests[start : start + _STRIDE]
             self._limit.count(directory, len(some), sum([each.size for each in some]))
@@ -92,18 +98,24 @@ class FileReader:
             ):
                 self._start_pool()
             if self._pool is not None:
-                some = self._pool.take(directory, some, results)
+                some, number = self._pool.take(directory, some, results)
+                batch = number or batch
             for each in some:
                 results[each.name] = self._entries.read(fd, each)
             if len(self._objects) >= self._batch_files:
                 self._hand_over()
+        return batch
 
-    def settle(self) -> None:
-        """Wait for all results. Raises the same errors as `read`."""
+    def wait(self, batch: int) -> None:
+        """Wait for the results of files that were read up to a number.
+
+        Raises the same errors as `read`.
+        """
         if self._pool is not None:
-            self._pool.settle()
-        if self._background is not None:
-            self._hand_over_all()  # now, so that they are stored while directories are assembled
+            self._pool.wait(batch, self._read_batch)
+            if not self._is_handed_over and self._pool.is_done:
+                self._is_handed_over = True
+                self._hand_over_all()  # now: they are stored while directories are assembled
 
     def finish(self) -> None:
         """Store all batches, except a first batch that is committed with the checkpoint.
@@ -128,6 +140,11 @@ class FileReader:
         self._end_pool()  # first: it may wait for the background thread
         if self._background is not None:
             self._background.drop()
+
+    def _read_batch(self, directories: Sequence[DirectoryRequest]) -> list[ReadResult]:
+        if len(self._objects) >= self._batch_files:
+            self._hand_over()
+        return self._entries.read_below(self._root, directories)
 
     def _add(self, name: str, packed: PlainObject) -> None:
         self._objects[name] = packed

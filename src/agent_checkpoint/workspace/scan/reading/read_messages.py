@@ -14,21 +14,17 @@ import marshal
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from agent_checkpoint.named_tuple import NamedTuple
-from agent_checkpoint.workspace.scan.reading.entry_reader import ReadRequest, ReadResult
+from agent_checkpoint.workspace.scan.reading.entry_reader import (
+    DirectoryRequest,
+    ReadRequest,
+    ReadResult,
+)
 from agent_checkpoint.workspace.tree.dir_state import Note
 from agent_checkpoint.workspace.tree.tree_format import Item
 
 _LENGTH_BYTES = 8
 READY = "ready"
 """The first message of a reader process."""
-
-
-class DirectoryRequest(NamedTuple):
-    """Files to read in one directory."""
-
-    path: bytes
-    requests: Sequence[ReadRequest]
 
 
 def write_message(file: IO[bytes], content: Any) -> None:

@@ -1,8 +1,8 @@
 """The reader processes of one scan. Owns starting, feeding and killing them.
 
-The scan lists and stats everything itself, counts the limit, and stores all objects. It gives files
-to a process that has room for them, and reads them itself if none has. So nothing waits for a slow
-process until the end, and the number of files and bytes on their way is bounded.
+The scan lists and stats everything itself, counts the limit, and stores all objects. While it lists
+directories, files wait for the processes in a bounded queue. Then the scan reads from the queue,
+too, so that a slow process delays only its last batches.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from agent_checkpoint.backends.os_support.own_program import start_on_further_co
 from agent_checkpoint.errors import WorkspaceError
 from agent_checkpoint.options import Compression
 from agent_checkpoint.workspace.scan.reading.chunking import CHUNKED_FROM
-from agent_checkpoint.workspace.scan.reading.entry_reader import ReadRequest, ReadResult
+from agent_checkpoint.workspace.scan.reading.entry_reader import (
+    DirectoryRequest,
+    ReadRequest,
+    ReadResult,
+)
 from agent_checkpoint.workspace.scan.reading.read_messages import (
     READY,
-    DirectoryRequest,
     decode_answer,
     encode_request,
     read_message,
@@ -34,17 +37,21 @@ _BATCH_FILES = 64
 _BATCH_BYTES = 2 << 20
 _BATCHES = 4
 """The batches that a process has at a time, so that it need not wait for a busy scan."""
+_MOST_WAITING = 256
+"""The batches that wait for a process. The scan reads what does not fit in."""
 _PIPE_BYTES = 1 << 20
 """Of a pipe with answers, as large as a user may set it: a process need not wait to send one."""
 
 Results = dict[bytes, ReadResult]
+Rows = Sequence[ReadResult]
 Receive = Callable[[Mapping[str, bytes]], None]
 
 
 class _Batch:
-    """Files for one process: the request, and where the results go."""
+    """Files to read: the request, and where the results go."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.request: list[DirectoryRequest] = []
         self.results: list[Results] = []
         self.files = 0
@@ -58,7 +65,7 @@ class _Batch:
         self.bytes += sum([each.size for each in requests])
         return self.files >= _BATCH_FILES or self.bytes >= _BATCH_BYTES
 
-    def fill(self, rows: Sequence[ReadResult]) -> None:
+    def fill(self, rows: Rows) -> None:
         """Pass on the results."""
         found = iter(rows)
         for directory, results in zip(self.request, self.results):
@@ -85,8 +92,10 @@ class ReadPool:
         """Create an empty pool. `receive` gets the objects in stored form, in several threads."""
         self._receive = receive
         self._workers: list[_Worker] = []
-        self._batch = _Batch()
-        self._target: _Worker | None = None
+        self._batch = _Batch(1)
+        self._waiting: deque[_Batch] = deque()
+        self._done = 0
+        """All batches up to this number are read."""
         self._changed = Condition()
         self._error: BaseException | None = None
         self._is_closed = False
@@ -117,34 +126,57 @@ class ReadPool:
 
     def take(
         self, path: bytes, requests: Sequence[ReadRequest], results: Results
-    ) -> Sequence[ReadRequest]:
-        """Give files of a directory to a process; return those that the caller has to read.
+    ) -> tuple[Sequence[ReadRequest], int]:
+        """Queue files of a directory for the processes.
 
-        Large files are stored in chunks as they are read, and are not given away.
+        Large files are stored in chunks as they are read, and are not queued.
+
+        Returns:
+            the files that the caller has to read, and the number of the batch of the others, or 0.
 
         Raises:
             WorkspaceError: a process has died.
             StorageError: the store failed.
         """
         self._check()
-        if self._target is None:
-            self._target = self._idle_worker()
+        self._feed()
         small = [each for each in requests if each.size <= CHUNKED_FROM]
-        if self._target is None or not small:
-            return requests
+        if not small or len(self._waiting) >= _MOST_WAITING:
+            return requests, 0
+        number = self._batch.number
         if self._batch.add(path, small, results):
-            self._send()
-        return [each for each in requests if each.size > CHUNKED_FROM]
+            self._queue()
+        return [each for each in requests if each.size > CHUNKED_FROM], number
 
-    def settle(self) -> None:
-        """Wait until all results are there. Raises the same errors as `take`."""
-        if self._batch.files:
-            self._send()
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._error is not None or not any(each.sent for each in self._workers)
-            )
-        self._check()
+    def wait(self, number: int, read: Callable[[Sequence[DirectoryRequest]], Rows]) -> None:
+        """Wait until this batch and those before it are read; meanwhile read batches that wait.
+
+        Args:
+            number: the number of the batch.
+            read: reads files in this process.
+
+        Raises the same errors as `take`.
+        """
+        if number <= self._done:
+            return
+        if number == self._batch.number:
+            self._queue()
+        while True:
+            self._feed()
+            with self._changed:
+                if not self._waiting:
+                    self._changed.wait_for(lambda: self._error or self._first_open() > number)
+                self._done = self._first_open() - 1
+            self._check()
+            if number <= self._done:
+                return
+            batch = self._waiting.popleft()
+            batch.fill(read(batch.request))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything is read."""
+        return not (self._batch.files or self._waiting or any(w.sent for w in self._workers))
 
     def close(self) -> None:
         """Kill the processes, which hold nothing of their own. May be called twice."""
@@ -188,21 +220,35 @@ class ReadPool:
                 worker.sent.popleft()
                 self._changed.notify_all()
 
-    def _idle_worker(self) -> _Worker | None:
-        ready = [each for each in self._workers if each.is_ready and len(each.sent) < _BATCHES]
-        return min(ready, key=lambda each: len(each.sent), default=None)
+    def _queue(self) -> None:
+        self._waiting.append(self._batch)
+        self._batch = _Batch(self._batch.number + 1)
 
-    def _send(self) -> None:
-        batch, self._batch = self._batch, _Batch()
-        worker, self._target = self._target, None
-        if worker is None or worker.process.stdin is None:
-            raise AssertionError("unreachable: a batch has a process with a pipe")
-        worker.sent.append(batch)
+    def _feed(self) -> None:
+        """Give batches that wait to processes that have room.
+
+        Only the thread of the scan does, since writing to a process may have to wait until its
+        answers are read.
+        """
+        for worker in self._workers:
+            while self._waiting and worker.is_ready and len(worker.sent) < _BATCHES:
+                batch = self._waiting.popleft()
+                worker.sent.append(batch)
+                self._send(batch, worker)
+
+    def _send(self, batch: _Batch, worker: _Worker) -> None:
+        if worker.process.stdin is None:
+            raise AssertionError("unreachable: it is a pipe")
         try:
             write_message(worker.process.stdin, encode_request(batch.request))
         except OSError:
             self._error = self._error or _died(worker.process)
         self._check()
+
+    def _first_open(self) -> int:
+        """Return the number of the first batch that is not read; batches are taken in order."""
+        queues = [*[worker.sent for worker in self._workers], self._waiting]
+        return min([each[0].number for each in queues if each], default=self._batch.number)
 
     def _check(self) -> None:
         if self._error is not None:

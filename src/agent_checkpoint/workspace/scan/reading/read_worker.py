@@ -6,18 +6,16 @@ Requests come from stdin, answers go to stdout; the process ends with its input.
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections.abc import Sequence
 
 from agent_checkpoint.options import Compression
 from agent_checkpoint.store.objects import compression as codecs
 from agent_checkpoint.store.objects.object_format import PlainObject
-from agent_checkpoint.workspace.safe_open import DirectoryOpener, EntryChanged
-from agent_checkpoint.workspace.scan.reading.entry_reader import EntryReader, ReadResult
+from agent_checkpoint.workspace.safe_open import EntryChanged
+from agent_checkpoint.workspace.scan.reading.entry_reader import DirectoryRequest, EntryReader
 from agent_checkpoint.workspace.scan.reading.read_messages import (
     READY,
-    DirectoryRequest,
     decode_request,
     encode_answer,
     read_message,
@@ -51,17 +49,7 @@ def _answer(root: int, request: Sequence[DirectoryRequest], compression: Compres
     def put(kind: bytes, payload: bytes, refs: Sequence[str]) -> str:
         raise EntryChanged  # it has become large: the scan reads it again
 
-    reader = EntryReader(add, put)
-    results: list[ReadResult] = []
-    with DirectoryOpener(os.dup(root)) as opener:
-        for path, files in request:
-            try:
-                directory = opener.open(path)
-            except OSError:  # it was moved, removed or replaced since it was listed
-                results += [ReadResult(None, is_changing=True)] * len(files)
-                continue
-            results += [reader.read(directory, each) for each in files]
-    return encode_answer(results, objects)
+    return encode_answer(EntryReader(add, put).read_below(root, request), objects)
 
 
 if __name__ == "__main__":

@@ -149,24 +149,35 @@ def test_the_limit_counts_the_files_of_all_readers(
 
 
 @pytest.mark.slow
-def test_a_directory_that_is_moved_meanwhile_is_scanned_again(
-    tmp_path: Path, parallel: "list[read_pool.ReadPool]", monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("watch", [True, False])
+@pytest.mark.parametrize("what", ["a file", "a directory"])
+def test_what_is_moved_before_it_is_read_is_found_where_it_is(
+    tmp_path: Path,
+    parallel: "list[read_pool.ReadPool]",
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    watch: bool,
 ) -> None:
-    (tmp_path / "before").mkdir()
-    for number in range(10):
-        (tmp_path / "before" / f"{number}").write_text(f"{number}")
-    settle = read_pool.ReadPool.settle
+    for folder in ("a", "b", "c"):
+        (tmp_path / folder).mkdir()
+        for number in range(10):
+            (tmp_path / folder / f"{number}").write_text(f"{folder} {number}")
+    real = read_pool.ReadPool.wait
 
-    def move(self: read_pool.ReadPool) -> None:
-        if (tmp_path / "before").exists():  # listed, and not read yet
-            (tmp_path / "before").rename(tmp_path / "after")
-        settle(self)
+    def wait(self: read_pool.ReadPool, *args: Any) -> None:
+        if (tmp_path / "b" / "3").exists():  # listed, and not read yet
+            if what == "a file":
+                (tmp_path / "b" / "3").rename(tmp_path / "a" / "moved")
+            else:
+                (tmp_path / "b").rename(tmp_path / "a" / "moved")
+        real(self, *args)
 
-    monkeypatch.setattr(read_pool.ReadPool, "settle", move)
-    with Workspace(tmp_path, CheckpointManager().store, watch=False) as workspace:
-        workspace.snapshot()
-        assert workspace.snapshot().id == snapshot(tmp_path)[0].id
+    monkeypatch.setattr(read_pool.ReadPool, "wait", wait)
+    with Workspace(tmp_path, CheckpointManager().store, watch=watch) as workspace:
+        tree = workspace.snapshot()
         assert not workspace.losses
+    assert tree.files == 30
+    assert tree.id == snapshot(tmp_path)[0].id
 
 
 def test_objects_are_being_stored_when_directories_are_assembled(
@@ -174,15 +185,68 @@ def test_objects_are_being_stored_when_directories_are_assembled(
 ) -> None:
     fill(tmp_path, 1)
     left: list[int] = []
-    real = file_reader.FileReader.settle
+    real = file_reader.FileReader.wait
 
-    def settle(reader: file_reader.FileReader) -> None:
-        real(reader)
+    def wait(reader: file_reader.FileReader, batch: int) -> None:
+        real(reader, batch)
         left.append(len(reader._objects) + len(reader._packed))
 
-    monkeypatch.setattr(file_reader.FileReader, "settle", settle)
+    monkeypatch.setattr(file_reader.FileReader, "wait", wait)
     snapshot(tmp_path)
-    assert left == [0]
+    assert left[-1] == 0
+
+
+def test_directories_are_assembled_while_later_ones_are_read(
+    tmp_path: Path, parallel: "list[read_pool.ReadPool]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in range(5):
+        (tmp_path / f"{folder}").mkdir()
+        for number in range(64):
+            (tmp_path / f"{folder}" / f"{number}").write_text(f"{folder} {number}")
+    waited: list[tuple[int, int]] = []
+    real = read_pool.ReadPool.wait
+
+    def wait(self: read_pool.ReadPool, number: int, *args: Any) -> None:
+        real(self, number, *args)
+        if number:
+            waited.append((number, len(self._waiting)))
+
+    monkeypatch.setattr(read_pool.ReadPool, "wait", wait)
+    monkeypatch.setattr(read_pool.ReadPool, "_feed", lambda self: None)  # this process reads all
+    tree = snapshot(tmp_path)[0]
+    assert waited == [(1, 4), (2, 3), (3, 2), (4, 1), (5, 0)]
+    assert tree.files == 320
+
+
+def test_the_queue_is_bounded(
+    tmp_path: Path, parallel: "list[read_pool.ReadPool]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(320):
+        (tmp_path / f"{number:03}").touch()
+    taken: list[int] = []
+    real = read_pool.ReadPool.take
+
+    def take(self: read_pool.ReadPool, *args: Any) -> Any:
+        rest, number = real(self, *args)
+        taken.append(len(rest))
+        return rest, number
+
+    monkeypatch.setattr(read_pool, "_MOST_WAITING", 2)
+    monkeypatch.setattr(read_pool.ReadPool, "take", take)
+    monkeypatch.setattr(read_pool.ReadPool, "_feed", lambda self: None)
+    assert snapshot(tmp_path)[0].files == 320
+    assert taken == [0, 0, 64, 64, 64]
+
+
+def test_without_a_process_that_gets_ready_the_scan_reads_all_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, 2)
+    expected = snapshot(tmp_path)[0]
+    monkeypatch.setattr(own_program, "usable_cores", lambda: 2)
+    monkeypatch.setattr(file_reader, "PARALLEL_FROM_FILES", 1)
+    monkeypatch.setattr(read_pool, "_WORKER", "agent_checkpoint.errors")  # it has no `main`
+    assert snapshot(tmp_path)[0].root == expected.root
 
 
 @pytest.mark.parametrize("fails", [False, True])
