@@ -6,13 +6,14 @@ Every side runs the whole graph, with `put_writes`, in the durability mode `sync
 and the best of the runs counts. The items are plain dicts: message objects cost each side the same,
 and more. What a step costs is in `design/037-langgraph.md`.
 
-There are two floors. One is a saver that keeps nothing, and commits as many bytes a step as our
+There are three floors. One is a saver that keeps nothing, and commits as many bytes a step as our
 store grew by. The other stores what our guarantees need, in straight-line Python and with no check
 of anything: readable JSON of the checkpoint and of its writes, each new message once, as an object
 with its SHA-256, compressed; the list as a chain of such objects; what was in the list before is
 serialized and compared, because a message may be changed in place; two entries with their SHA-256;
 and one durable transaction a step. It cannot read, split, verify or resume, has no locks between
-processes, and returns from `put_writes` before the writes are durable.
+processes, and returns from `put_writes` before the writes are durable. A third floor is the same,
+and has our SQLite backend store the objects and entries.
 """
 
 from __future__ import annotations
@@ -36,13 +37,15 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import END, START, StateGraph
 
 from agent_checkpoint.adapters.langgraph import CheckpointSaver
+from agent_checkpoint.backends.base import Append
+from agent_checkpoint.backends.sqlite import SQLiteBackend
 from bench.rows import Row
 from bench.texts import conversation, raw_bytes
 
 STEPS = 1_000
 QUICK_STEPS = 200
 RUNS = 3
-SIDES = ("ours", "ours-delta", "sqlite", "delta", "floor", "straight")
+SIDES = ("ours", "ours-delta", "sqlite", "delta", "floor", "straight", "backend")
 GROUP = 64
 RESERVE = ".reserve"
 
@@ -93,6 +96,7 @@ def rows(figures: dict[str, Any]) -> list[Row]:
         "delta": "SqliteSaver, DeltaChannel",
         "floor": "no saver, one commit",
         "straight": "same data, straight-line",
+        "backend": "the same, stored by our SQLite backend",
     }
     size = Row(
         id="P18",
@@ -114,7 +118,7 @@ def rows(figures: dict[str, Any]) -> list[Row]:
             unit="ms",
             peer_name=names[peer],
             target=1.0 if (side, peer) == ("ours", faster) else None,
-            floor=peer in ("floor", "straight"),
+            floor=peer in ("floor", "straight", "backend"),
             durability="FULL / FULL",
         )
         for side, graph, peer in compared
@@ -231,11 +235,14 @@ class _StraightLine(BaseCheckpointSaver[int]):
         self._entry("key", {"tags": [checkpoint["id"]], "parts": parts})
         entries, self._entries = self._entries, []
         objects, self._objects = self._objects, []
+        self._commit(objects, entries)
+        named = {**config["configurable"], "checkpoint_id": checkpoint["id"]}
+        return {"configurable": named}
+
+    def _commit(self, objects: list[tuple[bytes, bytes]], entries: list[tuple[str, bytes]]) -> None:
         with self._connection as db:
             db.executemany("INSERT OR IGNORE INTO objects VALUES (?, ?)", objects)
             db.executemany("INSERT INTO entries VALUES (?, ?)", entries)
-        named = {**config["configurable"], "checkpoint_id": checkpoint["id"]}
-        return {"configurable": named}
 
     def put_writes(self, config: Any, writes: Any, task_id: str, task_path: str = "") -> None:
         """Keep the writes for the next commit."""
@@ -266,6 +273,21 @@ class _StraightLine(BaseCheckpointSaver[int]):
         self._entries.append((stream, text[:-1] + end))
 
 
+class _ThroughBackend(_StraightLine):
+    """The same, stored by our SQLite backend."""
+
+    def __init__(self, connection: sqlite3.Connection, backend: SQLiteBackend) -> None:
+        super().__init__(connection)
+        self._backend = backend
+
+    def _commit(self, objects: list[tuple[bytes, bytes]], entries: list[tuple[str, bytes]]) -> None:
+        names = {digest.hex(): data for digest, data in objects}
+        appends = [Append(f"key/{stream}", data) for stream, data in entries]
+        appends[-1] = appends[-1]._replace(objects=names)
+        found = self._backend.append_all(appends)
+        assert all(isinstance(seq, int) for seq in found), found
+
+
 def _fast_zlib() -> Any:
     try:
         from isal import isal_zlib
@@ -286,8 +308,12 @@ def _graph(
         connection = sqlite3.connect(str(place / "db"), check_same_thread=False)
         if side == "floor":
             saver = _Floor(connection, commit)
+        elif side == "straight":
+            saver = _StraightLine(connection)
+        elif side == "backend":
+            saver = _ThroughBackend(connection, SQLiteBackend(place / "store"))
         else:
-            saver = _StraightLine(connection) if side == "straight" else SqliteSaver(connection)
+            saver = SqliteSaver(connection)
         close = connection.close
     state: Any = Delta if side.endswith("delta") else Plain
     builder = StateGraph(state)

@@ -10,6 +10,9 @@ every file to be stored; and the index of signatures.
 
 In its favour: the database exists, the processes are forked and not started, no file is in chunks
 or loose, no rules apply, and nothing is checked, limited, reported or kept for the next snapshot.
+
+`BackendFirstFloor` does the same, and has our SQLite backend store the objects: the rest of our
+time is the scan and the store above it.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from typing import IO, Any
 
 from isal import isal_zlib
 
+from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.backends.sqlite_connections import SCHEMA
 from agent_checkpoint.store.objects.varint import write_varint
 from agent_checkpoint.workspace.safe_open import DirectoryOpener
@@ -50,16 +54,9 @@ OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 class FirstFloor:
     """One first snapshot of a directory into a database that exists."""
 
-    def __init__(self, directory: str, database: Path) -> None:
-        self.directory, self.database = directory, database
-        db = sqlite3.connect(database)
-        for pragma in ("page_size=8192", "auto_vacuum=INCREMENTAL", "journal_mode=WAL"):
-            db.execute(f"PRAGMA {pragma}")
-        for table in SCHEMA:
-            db.execute(table)
-        db.execute("INSERT INTO streams VALUES (1, x'00', 0)")
-        db.commit()
-        db.close()
+    def __init__(self, directory: str, database: Path, compress: Any = isal_zlib.compress) -> None:
+        self.directory, self.database, self.compress = directory, database, compress
+        self.make_database()
         self.found: list[tuple[bytes, list[bytes], list[bytes], list[bool]]] = []
         self.results: dict[bytes, Any] = {}
         self.ids: dict[bytes, tuple[bytes, bytes]] = {}
@@ -70,25 +67,36 @@ class FirstFloor:
         self.waiting: deque[Any] = deque()
         self.readers: list[_Reader] = []
 
+    def make_database(self) -> None:
+        """Make an empty database."""
+        db = sqlite3.connect(self.database)
+        for pragma in ("page_size=8192", "auto_vacuum=INCREMENTAL", "journal_mode=WAL"):
+            db.execute(f"PRAGMA {pragma}")
+        for table in SCHEMA:
+            db.execute(table)
+        db.execute("INSERT INTO streams VALUES (1, x'00', 0)")
+        db.commit()
+        db.close()
+
     def run(self) -> str:
         """Take the snapshot; return the id of the tree, which is that of ours."""
         gc.disable()
         self.root = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         cores = os.cpu_count() or 1
-        self.readers = [_Reader(self.root, self._receive) for _ in range(cores - 1)]
+        self.readers = [_Reader(self._read, self._receive) for _ in range(cores - 1)]
         storing = threading.Thread(target=self._store)
         storing.start()
         self._walk()
         while self.waiting:
             self._feed()
             if self.waiting:
-                self._receive(read(self.root, self.waiting.pop()))
+                self._receive(self._read(self.waiting.pop()))
         for reader in self.readers:
             reader.finish()
         self.rows.put(None)
         directories, files = self._directories()
         storing.join()
-        self._commit(directories, files)
+        self.commit(directories, files)
         self._write_index()
         gc.enable()
         return self.ids[b""][0].hex()
@@ -145,23 +153,29 @@ class FirstFloor:
         self.results.update(results)
         self.rows.put(objects)
 
+    def _read(self, request: Any) -> Any:
+        return read(self.root, request, self.compress)
+
     def _store(self) -> None:
-        db = _connect(self.database)
         pending: dict[bytes, bytes] = {}
         while True:
             more = self.rows.get()
             pending.update(more or {})
             if more is None or len(pending) >= max(ROWS, len(self.results) // 16):
-                pending = {each: pending[each] for each in _absent(db, pending)}
-                now = time.time()
-                with db:
-                    rows = [(each, len(data), now, data) for each, data in sorted(pending.items())]
-                    db.executemany(INSERT, rows)
-                db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                self.store(pending)
                 pending = {}
             if more is None:
-                db.close()
                 return
+
+    def store(self, objects: dict[bytes, bytes]) -> None:
+        """Store files that the database lacks."""
+        db = _connect(self.database)
+        now = time.time()
+        with db:
+            rows = [(each, len(objects[each]), now, objects[each]) for each in _absent(db, objects)]
+            db.executemany(INSERT, sorted(rows))
+        db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        db.close()
 
     def _directories(self) -> tuple[dict[bytes, bytes], set[bytes]]:
         """The objects of all directories, children first, and the files that they refer to."""
@@ -194,10 +208,11 @@ class FirstFloor:
             plain = b"d" + write_varint(len(refs)) + flags + b"".join(refs) + b"".join(stored)
             ref = hashlib.sha256(plain).digest()
             self.ids[path] = hashlib.sha256(b"tree\0" + b"".join(named)).digest(), ref
-            objects[ref] = isal_zlib.compress(plain, 1) if len(plain) >= 128 else plain
+            objects[ref] = self.compress(plain, 1) if len(plain) >= 128 else plain
         return objects, files
 
-    def _commit(self, directories: dict[bytes, bytes], files: set[bytes]) -> None:
+    def commit(self, directories: dict[bytes, bytes], files: set[bytes]) -> None:
+        """Commit the directories and an entry; every file must be stored."""
         db = _connect(self.database)
         new = _absent(db, directories)
         now = time.time()
@@ -223,10 +238,35 @@ class FirstFloor:
         draft.replace(self.database.with_name("index"))
 
 
+class BackendFirstFloor(FirstFloor):
+    """The same, stored by our SQLite backend."""
+
+    def make_database(self) -> None:
+        """Make an empty store."""
+        self.backend = SQLiteBackend(self.database)
+        self.backend.append("meta/format", b"{}")
+
+    def store(self, objects: dict[bytes, bytes]) -> None:
+        """Store files that the store lacks."""
+        names = {each.hex(): data for each, data in objects.items()}
+        missing = self.backend.missing_objects(names)
+        self.backend.put_objects({name: names[name] for name in missing})
+
+    def commit(self, directories: dict[bytes, bytes], files: set[bytes]) -> None:
+        """Commit the directories and an entry; every file must be stored."""
+        names = {each.hex(): data for each, data in directories.items()}
+        missing = self.backend.missing_objects(names)
+        new = {name: data for name, data in names.items() if name in missing}
+        entry = self.ids[b""][1]
+        requires = {each.hex() for each in files}
+        self.backend.append("key/bench", entry, after=0, objects=new, requires=requires)
+        self.backend.close()
+
+
 class _Reader:
     """A process that reads files, and the thread that receives its answers."""
 
-    def __init__(self, root: int, receive: Callable[[Any], None]) -> None:
+    def __init__(self, read: Callable[[Any], Any], receive: Callable[[Any], None]) -> None:
         requests, self.requests = _pipe()
         self.answers, answers = _pipe()
         self.sent = self.received = 0
@@ -236,7 +276,7 @@ class _Reader:
             try:
                 self.requests.close()
                 while (request := _receive(requests)) is not None:
-                    _send(answers, read(root, request))
+                    _send(answers, read(request))
                 failed = 0
             finally:
                 os._exit(failed)
@@ -261,7 +301,7 @@ class _Reader:
             self.received += 1
 
 
-def read(root: int, request: Any) -> Any:
+def read(root: int, request: Any, compress: Any) -> Any:
     """Read, hash and pack files of directories; return them by path, and their objects."""
     results: dict[bytes, Any] = {}
     objects: dict[bytes, bytes] = {}
@@ -285,7 +325,7 @@ def read(root: int, request: Any) -> Any:
                 os.close(file)
                 plain = b"b\0" + data
                 digest = hashlib.sha256(plain).digest()
-                packed = isal_zlib.compress(plain, 1) if len(plain) >= 128 else plain
+                packed = compress(plain, 1) if len(plain) >= 128 else plain
                 objects[digest] = min(packed, plain, key=len)
                 results[inner] = before.st_mode & 0o777, len(data), digest
     return results, objects

@@ -21,6 +21,7 @@ import select
 import struct
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -28,11 +29,15 @@ from typing import IO, Any
 from isal import isal_zlib
 
 from bench.figures import timed
-from bench.import_time import modules_alone
 from bench.turns import serve
 from bench.workspaces.copy_floor import CopyFloor
-from bench.workspaces.first_floor import FirstFloor
-from bench.workspaces.format_floor import FormatFloor, GuardedFloor, make_database
+from bench.workspaces.first_floor import BackendFirstFloor, FirstFloor
+from bench.workspaces.format_floor import (
+    BackendFloor,
+    FormatFloor,
+    GuardedFloor,
+    make_database,
+)
 
 ROW = 8192
 PIECE = 1 << 20
@@ -131,9 +136,17 @@ class Floor:
 
         return _taken(work)
 
-    def first_guarded(self, tree: str) -> dict[str, Any]:
-        """Take the first snapshot with all that is guaranteed; ours has the id `tree`, if known."""
-        guarded = FirstFloor(self.directory, Path(self.database).with_name("guarded.db"))
+    def first_guarded(self, tree: str, how: str) -> dict[str, Any]:
+        """Take the first snapshot with all that is guaranteed; ours has the id `tree`, if known.
+
+        `how` is `fast`, `plain` (compressed by zlib) or `backend` (stored by our backend).
+        """
+        database = Path(self.database).with_name(f"guarded-{how}.db")
+        if how == "backend":
+            guarded: FirstFloor = BackendFirstFloor(self.directory, database)
+        else:
+            packer = zlib if how == "plain" else isal_zlib
+            guarded = FirstFloor(self.directory, database, packer.compress)
         found: list[str] = []
         taken = _taken(lambda: found.append(guarded.run()))
         assert found == [tree] or not tree, "it is another tree"
@@ -166,8 +179,9 @@ class Floor:
         return {}
 
     def watch_guarded(self) -> dict[str, Any]:
-        """Make the floor of the format with the guarantees. Not timed."""
+        """Make the floors of the format with the guarantees. Not timed."""
         self.guarded = GuardedFloor(self.directory, f"{self.database}.guarded")
+        self.backend = BackendFloor(self.directory, f"{self.database}.backend")
         return {}
 
     def format_snapshot(self) -> dict[str, Any]:
@@ -177,6 +191,10 @@ class Floor:
     def guarded_snapshot(self) -> dict[str, Any]:
         """What the format and the guarantees take."""
         return _taken(self.guarded.snapshot)
+
+    def backend_snapshot(self) -> dict[str, Any]:
+        """What the format and the guarantees take, stored by our backend."""
+        return _taken(self.backend.snapshot)
 
     def _commit(self, rows: list[bytes]) -> None:
         with self.db as db:
@@ -189,14 +207,17 @@ class LstatFloor:
     The paths are in a file; nothing is compared, and no directory is listed.
     """
 
-    def __init__(self, directory: Path, database: Path) -> None:
-        """Make the database and the list of paths."""
+    def __init__(
+        self, directory: Path, database: Path, modules: list[str], environment: dict[str, str]
+    ) -> None:
+        """Make the database and the list of paths; `modules` are those that ours loads."""
         make_database(database).close()
         paths = database.with_suffix(".paths")
         entries = (entry.relative_to(directory) for entry in directory.rglob("*"))
         paths.write_bytes(b"\0".join([b".", *map(os.fsencode, entries)]))
         self._arguments = [str(directory), str(database), str(paths)]
-        self._modules = modules_alone("from agent_checkpoint import Workspace")
+        self._environment = environment
+        self._modules = modules
 
     def bare(self) -> None:
         """In a bare Python."""
@@ -205,8 +226,18 @@ class LstatFloor:
 
     def with_modules(self) -> None:
         """In a Python that imports the modules of the standard library that ours needs."""
-        command = [sys.executable, "-c", f"{self._modules}\n{PROCESS}", *self._arguments]
-        subprocess.run(command, check=True)
+        self._run(
+            [each for each in self._modules if each.partition(".")[0] in sys.stdlib_module_names]
+        )
+
+    def with_own_modules(self) -> None:
+        """In a Python that imports all modules that ours loads."""
+        self._run(self._modules)
+
+    def _run(self, modules: list[str]) -> None:
+        command = [sys.executable, "-c", f"import {', '.join(modules)}\n{PROCESS}"]
+        command += self._arguments
+        subprocess.run(command, check=True, env=self._environment)
 
 
 def ask_and_commit(

@@ -42,6 +42,7 @@ from typing import Any
 
 from isal import isal_zlib
 
+from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.backends.sqlite_connections import SCHEMA
 
 TABLES = ("CREATE TABLE rows (data BLOB)",)
@@ -305,6 +306,25 @@ class GuardedFloor(FormatFloor):
         os.lstat(self.reserve)
         fcntl.flock(self.lock, fcntl.LOCK_UN)
         self.head = last + 1
+
+
+class BackendFloor(GuardedFloor):
+    """The same, stored by our SQLite backend, which has checks and locks of its own."""
+
+    def __init__(self, directory: str, database: str) -> None:
+        super().__init__(directory, database)
+        self.backend = SQLiteBackend(Path(database).with_suffix(".store"))
+        ids = [*self.below, self.last, *(os.urandom(32) for _ in range(self.files))]
+        self.backend.put_objects({each.hex(): bytes(100) for each in ids})
+        self.head = self.backend.append("key/bench", b"{}")
+
+    def commit(self, rows: list[Any], entry: bytes, bases: list[bytes]) -> None:
+        """Commit the objects and the entry; the bases and the last root must be stored."""
+        assert self.below.issuperset(bases)
+        objects = {each.hex(): data for each, _, _, data in rows}
+        self.head = self.backend.append(
+            "key/bench", entry, after=self.head, objects=objects, requires=[self.last.hex()]
+        )
 
 
 def make_database(path: str | Path, tables: tuple[str, ...] = TABLES) -> sqlite3.Connection:

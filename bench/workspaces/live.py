@@ -2,8 +2,9 @@
 
 P2: one source file gets a line; the time is of `snapshot()` alone. It is the median: at least once
 a minute a snapshot looks at every file all the same. A git that asks Watchman is there for
-information. One floor reads and hashes the changed file, and commits 8 kB; two others do in plain
-Python what the format takes, and what the guarantees take with it, see `format_floor.py`.
+information. One floor reads and hashes the changed file, and commits 8 kB; three others do in plain
+Python what the format takes, what the guarantees take with it, and that with our SQLite backend,
+see `format_floor.py`.
 
 P4: one source file gets a line and the workspace is put back, ours with its safety snapshot. The
 side that was not measured then looks at the file, untimed, so that each finds a directory it knows.
@@ -65,6 +66,7 @@ def measure_watching(stage: Stage, ours: Turns) -> None:
         if len(stage.checkout.files) < MANY_FILES:
             floor.ask("floor", "watch_guarded")
             sides["floor-guarded"] = lambda: told(floor.ask("floor", "guarded_snapshot"))
+            sides["floor-backend"] = lambda: told(floor.ask("floor", "backend_snapshot"))
         for turn in range(-1, stage.rounds.watching):
             changed = str(stage.change()[0])
             sides["floor"] = partial(by_floor, floor, changed)

@@ -27,9 +27,13 @@ SYNCS = {
     "floor": "FULL",
     "floor-whole": "FULL",
     "floor-first": "FULL",
+    "floor-first-plain": "FULL",
+    "floor-first-backend": "FULL",
     "floor-modules": "FULL",
+    "floor-own": "FULL",
     "floor-format": "FULL",
     "floor-guarded": "FULL",
+    "floor-backend": "FULL",
 }
 """How durable the snapshots of each peer are."""
 PACKAGES = {

@@ -34,8 +34,12 @@ PEERS = {
     "floor-whole": "watch, list, read, hash, pack, directories, all rows",
     "floor-format": "plain Python: events, file, objects of the format, one commit",
     "floor-guarded": "plain Python: the same, with the checks and locks of a save",
+    "floor-backend": "the same, stored by our SQLite backend",
     "floor-modules": "Python: modules of the standard library, lstat of known paths, one commit",
+    "floor-own": "Python: all modules that ours loads, lstat of known paths, one commit",
     "floor-first": "plain Python: the same tree, with the guarantees of a snapshot",
+    "floor-first-plain": "the same, packed by zlib",
+    "floor-first-backend": "the same, stored by our SQLite backend",
 }
 FLOORS = {
     "first": "read, hash and pack all, one commit",
@@ -75,8 +79,10 @@ def workspace_rows(figures: dict[str, Any], only: set[str]) -> list[Row]:
         rows["P2"].append(size.floor("P2", "watching"))
         rows["P2"].append(size.floor("P2", "watching", peer="floor-format"))
         rows["P2"].append(size.floor("P2", "watching", peer="floor-guarded"))
+        rows["P2"].append(size.floor("P2", "watching", peer="floor-backend"))
         rows["P3"].append(size.floor("P3", "changed"))
         rows["P3"].append(size.floor("P3", "changed", peer="floor-modules"))
+        rows["P3"].append(size.floor("P3", "changed", peer="floor-own"))
         rows["P3"].append(size.time("P3", "same"))
         rows["P2"].append(size.time("P2", "watching", peer="git-watched"))
         for peer in () if many else ("processfork", "agentfs"):
@@ -174,9 +180,11 @@ def _first_rows(size: _Size, many: bool) -> list[Row]:
     rows = [size.time("P1", "first", ours=side, target=1 / 4) for side in sides]
     rows += [size.size(side, "git", target=1 / 2) for side in sides]
     rows += [size.floor("P1", "first", ours=side) for side in sides]
-    for floor in ("floor-whole", "floor-first"):
+    for floor in ("floor-whole", "floor-first", "floor-first-backend"):
         found = [size.time("P1", "first", ours=side, peer=floor) for side in sides]
         rows += [replace(row, floor=True) for row in found]
+    plain = size.time("P1", "first", ours="ours-plain", peer="floor-first-plain")
+    rows += [] if many else [replace(plain, floor=True)]
     rows += [size.time("P1", "first", peer=peer) for peer in ("git-synced", "restic", "borg")]
     rows.append(size.time("P1", "first with .git", against="first"))
     rows += [size.size("ours", peer) for peer in ("git-packed", "restic", "borg")]
