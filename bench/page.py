@@ -53,6 +53,7 @@ SUBJECTS = {
     "edit": "Edited list",
 }
 """Titles of the groups of rows, by their ids."""
+_WORK = {"first": "first snapshot", "watching": "1 changed, watching"}
 Floors = dict[tuple[str, str], list[Row]]
 """The rows of the floors, by their id and work."""
 
@@ -71,6 +72,7 @@ def page(results: dict[str, Any]) -> str:
         held=sum(row.verdict == "holds" for row in rows),
         missed=len(misses),
         misses="\n".join(_table(misses, floors) if misses else ["None in this run."]),
+        parts="\n".join(_parts(results)),
         slower="\n".join(_table(slower) if slower else ["None in this run."]),
         stops=_stops(results["curves"]),
         groups="\n".join(line for group in _groups(rows) for line in group),
@@ -122,6 +124,8 @@ a digest of the files of the package.
 ## Missed targets
 
 {misses}
+
+{parts}
 
 ## Slower or larger than a peer
 
@@ -178,6 +182,27 @@ def _spread(times: dict[str, float] | None) -> str:
         return ""
     figures = " / ".join(quantity(times[name], "ms") for name in ("p50", "p90", "most"))
     return f"{figures}, {times['runs']:,.0f} runs"
+
+
+def _parts(results: dict[str, Any]) -> list[str]:
+    """What the parts of two snapshots take, in the smaller directory."""
+    sizes = results.get("workspaces", {}).get("sizes", [])
+    parts = sizes[0].get("parts_ms", {}) if sizes else {}
+    if not parts:
+        return ["Where the time of a snapshot goes was not measured in this run."]
+    files = f"{sizes[0]['files']:,} files"
+    lines = [
+        "Where the time of a snapshot goes, in its main thread; each part includes waiting for the",
+        "disk and for other threads. Measured apart, with a clock at each border:",
+        "",
+        f"| part, {files} | " + " | ".join(_WORK[work] for work in parts) + " |",
+        "|---|" + "---|" * len(parts),
+    ]
+    names = dict.fromkeys(part for taken in parts.values() for part in taken)
+    for name in names:
+        cells = [quantity(taken[name], "ms") if name in taken else "-" for taken in parts.values()]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def _groups(rows: list[Row]) -> list[list[str]]:

@@ -54,6 +54,8 @@ def measure_first(stage: Stage, *, thorough: bool) -> None:
             sides |= _backups(stage, Restic(place / "restic", tree), Borg(place / "borg", tree))
         stage.take_turns("first", turn, sides)
     if thorough and stage.rounds.extras:
+        for _ in range(stage.rounds.first):
+            _parts(stage)
         for name in library_peers.MODULES:
             if name not in stage.absent:
                 _library_peer(stage, name)
@@ -73,6 +75,17 @@ def _ours(stage: Stage, side: str, home: Path) -> Taken:
     stage.first_tree = answer["id"]
     stage.stored[side] = disk_usage(home)
     return told(answer)
+
+
+def _parts(stage: Stage) -> None:
+    home = stage.place / "parts"
+    set_aside(home)
+    home.mkdir()
+    os.sync()
+    with stage.worker("fast", home) as worker:
+        worker.ask("ours", "watch_parts")
+        worker.ask("ours", "first")
+        stage.note_parts("first", worker.ask("ours", "taken_parts"))
 
 
 def _peer(stage: Stage, side: str, peer: TreePeer) -> Taken:

@@ -76,6 +76,16 @@ def measure_watching(stage: Stage, ours: Turns) -> None:
     assert len(set(seen)) == len(seen), "a change was not seen"
 
 
+def measure_parts(stage: Stage, ours: Turns) -> None:
+    """The parts of P2. The process is slower from then on."""
+    ours.ask("ours", "watch_parts")
+    for _ in range(stage.rounds.watching):
+        stage.change()
+        ours.ask("ours", "taken_parts")
+        ours.ask("ours", "snapshot")
+        stage.note_parts("watching", ours.ask("ours", "taken_parts"))
+
+
 def measure_undo(stage: Stage, ours: Turns) -> None:
     """P4: put one change back."""
 

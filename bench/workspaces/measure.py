@@ -20,7 +20,13 @@ from typing import Any
 from bench.aside import set_aside
 from bench.workspaces.checkouts import Checkout, NoCheckoutError, large, small
 from bench.workspaces.first import measure_first
-from bench.workspaces.live import live_workspace, measure_forks, measure_undo, measure_watching
+from bench.workspaces.live import (
+    live_workspace,
+    measure_forks,
+    measure_parts,
+    measure_undo,
+    measure_watching,
+)
 from bench.workspaces.peers import versions
 from bench.workspaces.process import measure_processes
 from bench.workspaces.served import measure_served
@@ -81,6 +87,9 @@ def _measure_one(
             if "P5" in only:
                 begin("forks")
                 measure_forks(stage, ours)
+            if "P2" in only:
+                begin("parts of a snapshot")
+                measure_parts(stage, ours)
     finally:
         unmount_below(place)
         set_aside(place)

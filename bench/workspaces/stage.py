@@ -64,6 +64,8 @@ class Stage:
         """What `AGENT_CHECKPOINT_HOME` is for us: the store and the index are below."""
         self.git = ShadowGit(place / "git", checkout.path)
         self.times: dict[str, dict[str, list[Taken]]] = {}
+        self.parts: dict[str, dict[str, list[int]]] = {}
+        """The nanoseconds of each part of ours, by work."""
         self.stored: dict[str, int] = {}
         self.pragmas: list[str] = []
         self.first_tree = ""
@@ -103,6 +105,12 @@ class Stage:
         """Remember one time."""
         if work != WARM_UP:
             self.times.setdefault(work, {}).setdefault(side, []).append(taken)
+
+    def note_parts(self, work: str, taken: dict[str, int]) -> None:
+        """Remember what the parts of a work took."""
+        parts = self.parts.setdefault(work, {})
+        for part, nanoseconds in taken.items():
+            parts.setdefault(part, []).append(nanoseconds)
 
     @contextmanager
     def worker(self, extra: str, home: Path) -> Iterator[Turns]:
@@ -153,6 +161,10 @@ class Stage:
             "pragmas": self.pragmas,
             "accelerators": self.accelerators,
             "stored_bytes": self.stored,
+            "parts_ms": {
+                work: {part: median_ms(taken) for part, taken in parts.items()}
+                for work, parts in self.parts.items()
+            },
             "work": {
                 work: {side: _summary(taken) for side, taken in sides.items()}
                 for work, sides in self.times.items()

@@ -38,6 +38,17 @@ class WorkspaceWorker:
         self.tree: Any = None
         self.held = ExitStack()
 
+    def watch_parts(self) -> dict[str, Any]:
+        """From now on tell the parts of snapshots, which takes a little time."""
+        from bench.workspaces.parts import Parts
+
+        self.parts = self.held.enter_context(Parts())
+        return {}
+
+    def taken_parts(self) -> dict[str, int]:
+        """The nanoseconds of the parts of the last snapshot."""
+        return self.parts.take()
+
     def first(self) -> dict[str, Any]:
         """Open the store and the workspace, and take the first snapshot: all of it is timed."""
         gc.collect()
