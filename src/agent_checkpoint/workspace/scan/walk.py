@@ -36,6 +36,7 @@ from agent_checkpoint.workspace.tree.dir_state import (
     DirState,
     Note,
     is_other_mount,
+    load_items,
     signatures_by_name,
     stat_signature,
 )
@@ -137,6 +138,7 @@ class TreeWalk:
         """
         self._by_signature = by_signature
         builders = list(self._visit(old, changed, replaced))
+        load_items([each.old for each in builders if each.old is not None], self._get)
         return self._rescan_changing(self._assemble(builders[::-1]), builders)
 
     # -- walking ---------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import struct
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from os import stat_result
 from stat import S_IFDIR
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from agent_checkpoint.workspace.tree.tree_format import (
     Get,
     Item,
     Stored,
+    read_directories,
     read_directory,
 )
 
@@ -195,6 +196,10 @@ class DirState:
             self._items = read_directory(self.stored.ref, get)
         return self._items
 
+    def set_items(self, items: list[Item]) -> None:
+        """Set the entries, which were read."""
+        self._items = items
+
     def encoded(self, get: Get) -> EncodedDirectory:
         """Return the encoded entries. Raises the same errors as `items`."""
         if self._encoded is None:
@@ -255,6 +260,14 @@ class DirState:
             for name, below in state.subdirs.items():
                 if below.has_notes:
                     stack.append((path + name + b"/", below))
+
+
+def load_items(states: Iterable[DirState], get: Get) -> None:
+    """Load the entries of directories, all in one request. Raises the same errors as `items`."""
+    missing = [state for state in states if not state.has_items]
+    names = [state.stored.ref for state in missing]
+    for state, items in zip(missing, read_directories(names, get)):
+        state.set_items(items)
 
 
 Entries = tuple[bytes, list[bytes], bytes, Mapping[bytes, Note], Mapping[bytes, DirState]]

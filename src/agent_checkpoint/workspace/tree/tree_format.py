@@ -255,13 +255,23 @@ def put_directory(items: Iterable[Item], put: Put) -> Stored:
     return EncodedDirectory(items).put(put)
 
 
-def read_directory(name: str, get: Get) -> list[Item]:
-    """Return the items of a directory, sorted by name.
+def read_directories(names: Sequence[str], get: Get) -> Iterator[list[Item]]:
+    """Iterate over the items of directories, sorted by name, given the ids of their objects.
 
     Raises:
         IntegrityError: an object is not a directory object, or an entry is invalid.
     """
-    (found,) = get([name])
+    for name, found in zip(names, get(names)):
+        yield _items_of(found, name, get)
+
+
+def read_directory(name: str, get: Get) -> list[Item]:
+    """Return the items of one directory. Raises the same errors as `read_directories`."""
+    (items,) = read_directories([name], get)
+    return items
+
+
+def _items_of(found: Object, name: str, get: Get) -> list[Item]:
     items: list[Item] = []
     for part in _get_parts(found, get) if found.kind == WIDE else [found]:
         if part.kind != DIRECTORY:
