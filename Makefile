@@ -50,7 +50,7 @@ cov: $(VENV)/.test  ## Run every test, the slow ones too, and fail under 95 % br
 
 bench: $(BENCH)/.bench  ## Measure beside the peers, against the targets (QUICK=1, ONLY=P7,P8, KEEP=1)
 	$(BENCH)/bin/python -m bench.run \
-	  $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(KEEP),--keep)
+	  $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") $(if $(KEEP),--keep)
 
 build: $(VENV)/.package  ## Build the wheel into dist/
 	rm -rf dist

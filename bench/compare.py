@@ -22,14 +22,14 @@ from bench.turns import ROOT
 
 WORSE = 1.1
 """From which factor on a row is listed: below it, two runs of the same code differ."""
-Rows = dict[tuple[str, str, str, str], Row]
+Rows = dict[tuple[str, str, str], Row]
 
 
 def rows_of(results: dict[str, Any]) -> Rows:
     """The rows that can be compared, by what they are of."""
     rows = map(Row.from_json, results["rows"])
     return {
-        (row.id, row.what, row.peer_name, row.durability): row
+        (row.what, row.peer_name, row.durability): row
         for row in rows
         if row.judged is not None and not row.floor
     }

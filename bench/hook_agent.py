@@ -62,11 +62,11 @@ def measure(directory: Path, *, quick: bool) -> dict[str, Any]:
 
 def rows(figures: dict[str, Any]) -> list[Row]:
     """The promise: milliseconds that a call takes longer. The floor, and the mean of both."""
-    what = "a tool call of Claude Code with the hook"
+    what = "what the hook adds to a tool call of Claude Code"
     if "waiting" in figures:
         waiting = figures["waiting"]
         return [Row("P13", what, None, None, "ms", "without", TARGET_MS, waiting=waiting)]
-    what = f"{what}, {figures['files']:,} files, added"
+    what = f"{what}, {figures['files']:,} files"
     added, floor = figures[f"{OURS}_added"], figures[f"{FLOOR}_added"]
 
     def row(figure: str, peer: Times, peer_name: str, **rest: Any) -> Row:

@@ -96,7 +96,7 @@ def rows(figures: dict[str, Any]) -> list[Row]:
         "delta": "SqliteSaver, DeltaChannel",
         "floor": "no saver, one commit",
         "straight": "same data, straight-line",
-        "backend": "the same, stored by our SQLite backend",
+        "backend": "same data, straight-line, stored by our SQLite backend",
     }
     size = Row(
         id="P18",

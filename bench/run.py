@@ -39,6 +39,13 @@ from bench.workspaces.peers import SYNCS
 
 RESULTS = ROOT / "bench" / "results"
 LATEST = RESULTS / "latest.json"
+NEW_FILES = 1_000
+SLOW_US = 100.0
+"""From here on a file takes long to make: many were removed in the last minutes."""
+SLOW = (
+    "The file system makes new files SLOWLY now, since many were removed in the last minutes: the "
+    "figures of git and cp are too high. Run it again in ten minutes."
+)
 PACKAGES = [
     "agent-checkpoint",
     "orjson",
@@ -78,6 +85,7 @@ def machine(directory: Path) -> dict[str, Any]:
         "load_average": os.getloadavg()[0],
         "filesystem": _filesystem(directory),
         "sync_ms": _sync_ms(directory),
+        "new_file_us": new_file_us(directory),
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
         "versions": installed(),
@@ -88,7 +96,9 @@ def measure(run: Run) -> dict[str, Any]:
     """All that is wanted, and the rows of the table."""
     rows: list[Row] = []
     RESULTS.mkdir(exist_ok=True)
-    results: dict[str, Any] = {"machine": machine(run.directory)}
+    results: dict[str, Any] = {"machine": machine(run.directory), "quick": run.quick}
+    if results["machine"]["new_file_us"] > SLOW_US:
+        say(SLOW)
     for subject in SUBJECTS:
         if run.only & set(subject.ids):
             say(f"{subject.says} …")
@@ -133,17 +143,21 @@ def report(results: dict[str, Any], rows: list[Row]) -> None:
         f"{where['cores']} cores, load {where['load_average']:.1f}, {where['filesystem']}, "
         f"fsync of 8 kB {where['sync_ms']['p50']:.2f} ms (p99 {where['sync_ms']['p99']:.1f})"
     )
+    if where["new_file_us"] > SLOW_US:
+        print(f"  {SLOW}")
     if results["changed_meanwhile"]:
         print("  The source or a package CHANGED while this was measured: run it again.")
     if where["filesystem"] == "tmpfs":
         print("  The stores were in memory (tmpfs): durable saves cost nothing there. Set TMPDIR.")
     verdicts = [row.verdict for row in rows]
     counts = ", ".join(
-        f"{verdicts.count(word)} {word}"
-        for word in ("holds", "misses", "waiting")
-        if word in verdicts
+        f"{verdicts.count(verdict)} {word}"
+        for verdict, word in {"holds": "hold", "misses": "missed", "waiting": "waiting"}.items()
+        if verdict in verdicts
     )
     print(f"\n  Targets: {counts or 'none measured'}.")
+    if results["quick"]:
+        print("  A quick run has less data than the targets assume: its verdicts are a hint.")
     for row in rows:
         if row.verdict == "misses":
             mode = f" ({row.durability})" if row.durability else ""
@@ -178,6 +192,16 @@ def say(text: str) -> None:
     print(f"  measuring: {text}", file=sys.stderr, flush=True)
 
 
+def new_file_us(directory: Path) -> float:
+    """How long the file system takes to make a file, which depends on what was removed before."""
+    place = directory / "files"
+    place.mkdir()
+    started = time.perf_counter_ns()
+    for number in range(NEW_FILES):
+        (place / f"{number}").touch()
+    return (time.perf_counter_ns() - started) / NEW_FILES / 1e3
+
+
 def _sync_ms(directory: Path) -> dict[str, float]:
     """How long the disk takes to make 8 kB durable: the floor of every save in mode FULL."""
     taken = []
@@ -205,14 +229,15 @@ def _filesystem(directory: Path) -> str:
 
 def main() -> int:
     """Measure, print, and write the files."""
-    ids = [name for subject in SUBJECTS for name in subject.ids]
+    ids = list(dict.fromkeys(name for subject in SUBJECTS for name in subject.ids))
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--only", default="", help=f"some of {','.join(ids)}")
     parser.add_argument("--quick", action="store_true", help="fewer files, steps and checkpoints")
     parser.add_argument("--keep", action="store_true", help="replace the committed results")
     options = parser.parse_args()
-    only = set(filter(None, options.only.split(","))) or set(ids)
-    if not only <= set(ids):
+    wanted = {name.lower() for name in options.only.replace(",", " ").split()}
+    only = {name for name in ids if name.lower() in wanted} or set(ids)
+    if wanted - {name.lower() for name in ids}:
         parser.error(f"--only takes some of {','.join(ids)}, not {options.only}")
     if options.keep and (options.only or options.quick):
         parser.error("--keep replaces the committed results: it needs a whole run")

@@ -37,7 +37,7 @@ def rows(figures: dict[str, Any]) -> list[Row]:
     """The promise of the session, and the same without the disk's part in it."""
     return [
         Row.of_times(
-            "save",
+            "session",
             f"session: 1 message more, {figures['files']:,} files watched, p50",
             figures[name]["save"],
             figures[name]["commit"],

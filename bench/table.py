@@ -99,7 +99,7 @@ def row_cells(row: Row) -> Cells:
         target = f"≤ {quantity(row.target, row.unit)}"
     elif row.target is not None:
         target = f"≤ {_fraction(row.target)}"
-    if row.waiting or not row.peer_name:
+    if row.waiting or row.absolute or not row.peer_name:
         ratio = ""
     elif row.difference and row.judged is not None:
         ratio = f"{row.judged:+.1f} {row.unit}"

@@ -32,9 +32,9 @@ from bench.workspaces.process import measure_processes
 from bench.workspaces.served import measure_served
 from bench.workspaces.stage import Rounds, Stage, unmount_below
 
-AT_SMALL = Rounds(5, 2, watching=25, process=9, undo=11, overlay=7, copy=3, extras=True)
+AT_SMALL = Rounds(5, 2, watching=25, process=9, undo=11, overlay=7, copy=7, extras=True)
 QUICK = Rounds(3, 1, watching=11, process=5, undo=5, overlay=5, copy=1, extras=False)
-AT_LARGE = Rounds(3, 1, watching=11, process=5, undo=5, overlay=11, copy=3, extras=False)
+AT_LARGE = Rounds(3, 1, watching=11, process=5, undo=5, overlay=11, copy=5, extras=False)
 
 
 def measure(

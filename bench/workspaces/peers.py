@@ -121,6 +121,7 @@ class ShadowGit(TreePeer):
     ) -> None:
         super().__init__(path, tree)
         self.synced, self.watched = synced, watched
+        self._starts_server = False
         self.environment |= {
             "GIT_DIR": str(path),
             "GIT_WORK_TREE": str(tree),
@@ -143,11 +144,15 @@ class ShadowGit(TreePeer):
         if self.watched:
             self.run("git", "config", "core.untrackedCache", "true")
             self.run("git", "config", "core.fsmonitor", WATCHMAN_HOOK)
+            ask = ["watchman", "--no-spawn", "get-pid"]
+            self._starts_server = bool(subprocess.run(ask, capture_output=True).returncode)
             self.run("watchman", "--no-pretty", "watch", str(self.tree))
 
     def end_watch(self) -> None:
-        """Let Watchman forget the directory."""
+        """Let Watchman forget the directory, and end its server if `make` has started it."""
         self.run("watchman", "--no-pretty", "watch-del", str(self.tree))
+        if self._starts_server:
+            self.run("watchman", "--no-pretty", "shutdown-server")
 
     def snapshot(self) -> None:
         """`git add -A && git commit`."""

@@ -16,6 +16,8 @@ SERVED = 5.0
 """How much more a snapshot of a new process may take, beside a daemon, than one that watches."""
 FLAT = 2.0
 """How much more a snapshot may take in a directory of many files, for `flat`: as in P10."""
+COPY = "least"
+"""The figure of copies: the disk makes some runs of each side up to ten times as long."""
 OURS = "FULL"
 SCRATCH = "scratch"
 """Of forks: nobody promises to keep them."""
@@ -32,20 +34,20 @@ PEERS = {
     "agentfs": "AgentFS",
     "floor": "floor",
     "floor-whole": "watch, list, read, hash, pack, directories, all rows",
-    "floor-format": "plain Python: events, file, objects of the format, one commit",
-    "floor-guarded": "plain Python: the same, with the checks and locks of a save",
-    "floor-backend": "the same, stored by our SQLite backend",
+    "floor-format": "straight-line: events, file, objects of the format, one commit",
+    "floor-guarded": "straight-line: the same, with the checks and locks of a save",
+    "floor-backend": "straight-line: the same checks, stored by our SQLite backend",
     "floor-modules": "Python: modules of the standard library, lstat of known paths, one commit",
     "floor-own": "Python: all modules that ours loads, lstat of known paths, one commit",
-    "floor-first": "plain Python: the same tree, with the guarantees of a snapshot",
-    "floor-first-plain": "the same, packed by zlib",
-    "floor-first-backend": "the same, stored by our SQLite backend",
+    "floor-first": "straight-line: the same tree, with the guarantees of a snapshot",
+    "floor-first-plain": "straight-line: the same tree, packed by zlib",
+    "floor-first-backend": "straight-line: the same tree, stored by our SQLite backend",
 }
 FLOORS = {
     "first": "read, hash and pack all, one commit",
     "watching": "read and hash one file, one commit",
     "changed": "bare Python, lstat of known paths, one commit",
-    "copy": "plain Python: make and fill known files, all cores",
+    "copy": "straight-line: make and fill known files, on all cores",
     "served": "ask, hash blocks of the index and one file, one commit",
 }
 SIDES = {"ours": "ours, fast", "ours-plain": "ours, plain", "ours with .git": "ours, .git too"}
@@ -55,11 +57,11 @@ WORK = {
     "watching": "1 changed, watching",
     "changed": "1 changed, new process",
     "same": "0 changed, new process",
-    "served": "1 changed, new process, daemon",
-    "served process": "the whole process, daemon",
+    "served": "1 changed, the call in a new process, daemon",
+    "served process": "1 changed, new process, daemon",
     "undo": "undo 1 change, watching",
     "hold": "hold()",
-    "overlay": "fork, overlay, held",
+    "overlay": "fork, overlay, after hold()",
     "close": "close() of the overlay",
     "copy": "fork, copy",
 }
@@ -131,6 +133,7 @@ class _Size:
         against: str = "",
         target: float | None = None,
         absolute: bool = False,
+        figure: str = "p50",
     ) -> Row:
         """A row of times; `against` is what the peer did, if it was something else."""
         plain = ", plain" if ours == "ours-plain" else ""
@@ -139,7 +142,7 @@ class _Size:
             f"{WORK[work]}{plain}, {self.files} files",
             self.times(work, ours),
             self.times(against or work, peer),
-            "p50",
+            figure,
             peer_name=PEERS[peer],
             target=target,
             absolute=absolute,
@@ -147,9 +150,11 @@ class _Size:
             waiting=self.why("ours", work, peer, peer.partition("-")[0]),
         )
 
-    def floor(self, row: str, work: str, ours: str = "ours", peer: str = "floor") -> Row:
+    def floor(
+        self, row: str, work: str, ours: str = "ours", peer: str = "floor", figure: str = "p50"
+    ) -> Row:
         """A row of times beside those of a floor."""
-        times = self.time(row, work, ours=ours, peer=peer)
+        times = self.time(row, work, ours=ours, peer=peer, figure=figure)
         name = FLOORS[work] if peer == "floor" else PEERS[peer]
         return replace(times, peer_name=name, floor=True)
 
@@ -197,11 +202,11 @@ def _fork_rows(size: _Size, many: bool) -> list[Row]:
         size.time("P5", "overlay", peer="cp", against="copy", **overlay),
         size.alone("P5", "hold"),
         size.alone("P5", "close"),
-        size.time("P5", "copy", peer="cp", target=1.0),
-        size.floor("P5", "copy"),
+        size.time("P5", "copy", peer="cp", target=1.0, figure=COPY),
+        size.floor("P5", "copy", figure=COPY),
     ]
     if not many:
-        rows.append(size.time("P5", "copy", peer="git-worktree"))
+        rows.append(size.time("P5", "copy", peer="git-worktree", figure=COPY))
     return rows
 
 
@@ -234,11 +239,9 @@ def _flat_row(small: _Size, large: _Size) -> Row:
 
 
 def _tells(row: Row) -> bool:
-    """Whether a row is worth a line: it was promised, or what it needs was measured."""
-    if row.target is not None:
-        return True
+    """Whether a row is worth a line: ours was measured, and what it is compared with."""
     ours = row.ours is not None or bool(row.waiting)
-    return ours and (row.peer is not None or not row.peer_name)
+    return ours and (row.target is not None or row.peer is not None or not row.peer_name)
 
 
 def _no_checkout(name: str, reason: str) -> Row:
