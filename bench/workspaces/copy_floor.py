@@ -1,7 +1,7 @@
 """The floor of P5: the same copy, in a straight line, on all cores.
 
-As many processes as cores copy their share of the directories, neighbours together, which one of
-them has made before: each file is opened, looked at, read, made, written, and given its times. What
+As many processes as cores copy their share of the directories, neighbours together: each directory
+is made, and each of its files is opened, looked at, read, made, written, and given its times. What
 there is to copy is told beforehand. Nothing else is done: no rules, links, owners, holes, swaps,
 record of what was copied, or look at what changed meanwhile.
 """
@@ -24,8 +24,6 @@ class CopyFloor:
 
     def run(self, target: str) -> None:
         """Copy the directory to `target`, which does not exist."""
-        for folder in self._folders:
-            os.mkdir(os.path.normpath(os.path.join(target, folder)))
         cores = os.cpu_count() or 1
         children = [self._start(target, number, cores) for number in range(cores)]
         assert not any(os.waitpid(child, 0)[1] for child in children), "a process failed"
@@ -55,8 +53,10 @@ class CopyFloor:
 
 
 def _copy(source: str, names: list[str], target: str, folder: str) -> None:
+    made = os.path.normpath(os.path.join(target, folder))
+    os.makedirs(made, exist_ok=True)  # those above it may be of another process
     here = os.open(source, os.O_RDONLY | os.O_DIRECTORY)
-    there = os.open(os.path.join(target, folder), os.O_RDONLY | os.O_DIRECTORY)
+    there = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
     for name in names:
         found = os.stat(name, dir_fd=here, follow_symlinks=False)
         if stat.S_ISLNK(found.st_mode):
