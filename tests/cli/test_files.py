@@ -244,3 +244,20 @@ def test_a_home_directory_is_restored_only_if_that_is_said(own_home: Path) -> No
     assert (own_home / "a").read_text() == "two"
     assert run("restore", "@1", "--yes", "--force", at=own_home).status == 0
     assert (own_home / "a").read_text() == "one"
+
+
+def test_a_plan_begins_with_totals_of_files(repo: Path) -> None:
+    (repo / "src").mkdir()
+    for number in range(3):
+        (repo / "src" / f"{number}.py").write_text("new")
+    assert run("save", at=repo).status == 0
+
+    def heading(checkpoint: str) -> str:
+        first = run("restore", checkpoint, "--dry-run", at=repo).out.splitlines()[0]
+        return first.partition(f"In {repo.resolve()}: ")[2]
+
+    assert heading("@1") == "1 file to write, 3 to delete"
+    assert heading("@2") == "3 files to delete"
+    (repo / "notes.md").chmod(0o755)
+    (repo / "empty").mkdir()
+    assert heading("@3") == "1 directory to delete, 1 mode to set"

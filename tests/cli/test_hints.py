@@ -235,8 +235,9 @@ def test_nothing_of_a_difference_is_cut_in_a_pipe() -> None:
 def test_the_preview_of_a_restore_names_the_directory(repo: Path) -> None:
     (repo / "app.py").write_text("broken\n")
     told = run("restore", "@1", "--dry-run", at=repo).out
-    assert f"In {repo.resolve()}:\n  write app.py\n" in told
-    assert f"In {repo.resolve()}:\n" in run("restore", "@1", "--yes", at=repo).out
+    heading = f"In {repo.resolve()}: 1 file to write\n"
+    assert f"{heading}  write app.py\n" in told
+    assert heading in run("restore", "@1", "--yes", at=repo).out
     assert "In " not in run("restore", "@1", "--dry-run", at=repo).out
 
 

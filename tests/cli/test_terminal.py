@@ -159,6 +159,17 @@ def test_now_is_seen_beside_a_long_label(repo: Path) -> None:
     assert "← now" in seen
 
 
+def test_a_long_plan_is_cut_on_a_terminal_alone(repo: Path) -> None:
+    for number in range(40):
+        (repo / f"file-{number}").write_text("x")
+    _, seen = on_terminal("restore", "@1", "--dry-run", at=repo, columns=200, NO_COLOR="1")
+    assert "1 file to write, 40 to delete" in seen
+    assert seen.count("  delete file-") == 15
+    assert "  … and 25 more to delete" in seen
+    told = run_process("restore", "@1", "--dry-run", at=repo).out
+    assert told.count("  delete file-") == 40
+
+
 def test_huge_values_are_cut_on_a_terminal_alone(tmp_path: Path) -> None:
     with opened() as manager:
         manager.save("run", {"text": "y" * 100_000})

@@ -18,7 +18,12 @@ from agent_checkpoint.agents.directory_keys import (
 from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, ProgressCallback, one_line
 from agent_checkpoint.cli.paths import RelativePaths, files_of, holds
-from agent_checkpoint.cli.plan_output import plan_json, show_plan, show_plan_changes
+from agent_checkpoint.cli.plan_output import (
+    plan_json,
+    show_plan,
+    show_plan_changes,
+    show_plan_heading,
+)
 from agent_checkpoint.cli.prompts import confirmed, declined, show_plan_changed
 from agent_checkpoint.cli.store_location import StoreLocation, create_directory, existing_directory
 from agent_checkpoint.errors import InvalidInputError, UnsafeWorkspaceError
@@ -154,7 +159,7 @@ def _show(
     if not plan and not plan.leave:
         out.line("Nothing to do: the files match the checkpoint.")
     else:
-        out.line(f"In {one_line(directory)}:")
+        show_plan_heading(out, plan, directory)
     show_plan(out, plan, paths, is_foreign=of_others and bool(plan), is_copy=is_copy)
 
 
