@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.workspace.fork.fork_directory import ForkDirectory
     from agent_checkpoint.workspace.fork.isolated import ForkNamespace
     from agent_checkpoint.workspace.fork.lowerdir import ForkOrigin
+    from agent_checkpoint.workspace.restore.apply import RestoreProgress
     from agent_checkpoint.workspace.restore.journal import Decision, RestoreOptions
     from agent_checkpoint.workspace.restore.plan import Plan
     from agent_checkpoint.workspace.restore.transition import SafetySnapshot, Transition
@@ -407,6 +408,7 @@ class Workspace:
         keep_unseen: bool = False,
         only_if: Plan | None = None,
         decision: Decision | None = None,
+        progress: RestoreProgress | None = None,
     ) -> Plan:
         """Restore the directory from a tree, with an existing checkpoint as safety checkpoint.
 
@@ -418,6 +420,7 @@ class Workspace:
             keep_unseen: as for `restore`.
             only_if: as for `restore`.
             decision: the entry that decides the restore, appended once everything is staged.
+            progress: called with the number of files written so far, and their total.
 
         Raises the same errors as `restore`.
         """
@@ -427,7 +430,15 @@ class Workspace:
             chosen = None if paths is None else tuple(paths)
             options = _restore_options(chosen, exclude, keep_unseen)
             store = self._store_for(target)
-            return transition.run(store, target, held, options, only_if=only_if, decision=decision)
+            return transition.run(
+                store,
+                target,
+                held,
+                options,
+                only_if=only_if,
+                decision=decision,
+                progress=progress,
+            )
 
     def _check_not_held(self) -> None:
         if self._held_tree is not None:

@@ -7,7 +7,14 @@ from typing import Any
 
 from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.hints import with_store
-from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_size, one_line
+from agent_checkpoint.cli.output import (
+    CommandResult,
+    Output,
+    files_read,
+    format_count,
+    format_size,
+    one_line,
+)
 from agent_checkpoint.cli.store_location import StoreLocation, existing_directory
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import short_repr as quoted_name
@@ -83,9 +90,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
             "gitignore": args.gitignore,
             "force": args.force,
             "limit": int(args.limit * _GB) or None,
-            "progress": lambda files, read: tell(
-                files, f"{format_count(files, 'file')}, {format_size(read)}"
-            ),
+            "progress": files_read(tell),
         }
         if args.moved_from is not None:
             old = os.path.realpath(location.directory / args.moved_from)
