@@ -1,9 +1,12 @@
 """save, log, show, diff, restore: the files of a directory."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agent_checkpoint import Tree, Workspace
+from agent_checkpoint.agents.tracked_dir import open_tracked
 from tests.cli.world import opened, run, run_process
 
 
@@ -45,6 +48,26 @@ def test_save_tells_that_nothing_has_changed(repo: Path) -> None:
         "notices",
         "left_out",
     }
+
+
+def test_what_another_process_saved_meanwhile_is_not_new(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if `watch` of the same directory writes the checkpoint, after `save` has read the head."""
+    (repo / "app.py").write_text("changed")
+    snapshot = Workspace.snapshot
+
+    def other_is_first(workspace: Workspace, **options: Any) -> Tree:
+        with open_tracked(repo, workspace.store, workspace.key) as other:
+            snapshot(other)
+        return snapshot(workspace, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Workspace, "snapshot", other_is_first)
+        saved = run("save", at=repo)
+    assert saved.out.startswith("No changes since @3")
+    assert "To restore" not in saved.out
+    assert run("save", "-m", "label", at=repo).out.startswith("Saved @4")
 
 
 def test_save_leaves_out_what_it_is_told_to(repo: Path) -> None:

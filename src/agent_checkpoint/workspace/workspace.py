@@ -130,6 +130,8 @@ class Workspace:
             Capture, self._root, self._scanner, ignore=patterns, gitignore=gitignore
         )
         self._lock = RLock()
+        self.written: Checkpoint | None = None
+        """The checkpoint that the last snapshot wrote; None if it wrote none."""
         self.recovered: Plan | None = None
         """The plan of the last crash recovery in this directory."""
         self.notices: list[str] = []
@@ -262,6 +264,7 @@ class Workspace:
         """
         # Until the objects of the snapshot are gone: else it looks at them again and again.
         with self._lock, collection_paused():
+            self.written = None
             with self._unchanging():
                 key, newest = self._line()
                 capture = self._capture(full=full)
@@ -277,8 +280,8 @@ class Workspace:
                 # Most likely it is still the head; the append checks it.
                 before = newest[0]
                 with suppress(ConflictError):
-                    written = self.store.write(draft, parents=(before.id,), after=before.seq)
-                    self._saved = written, part
+                    self.written = self.store.write(draft, parents=(before.id,), after=before.seq)
+                    self._saved = self.written, part
                     return tree
             head = self.store.head(key)
             if last is not None and (head is None or head.claim != draft.claim):
@@ -290,6 +293,7 @@ class Workspace:
             if head is None or saved != part or head.claim != draft.claim or label is not None:
                 # The head was just read: pass it on instead of reading it again.
                 head = self.store.write(draft, parents=() if head is None else (head.id,))
+                self.written = head
             else:
                 capture.confirm()
             self._saved = (head, part) if draft.claim is not None else None

@@ -110,12 +110,13 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         else:
             key = directory_key(manager.store, directory)
         with open_tracked(directory, manager.store, key, **options) as workspace:
-            before = manager.store.head(workspace.key)
             tree = workspace.snapshot(label=args.label, full=True)
-            head, left_out = manager.store.head(workspace.key), workspace.left_out
+            # The head may be a checkpoint that another process wrote meanwhile.
+            written, left_out = workspace.written, workspace.left_out
+            head = written or manager.store.head(workspace.key)
     if head is None:
-        raise AssertionError("unreachable: snapshot() has just written the head")
-    is_new = before is None or before.id != head.id
+        raise AssertionError("unreachable: snapshot() writes a checkpoint if there is none")
+    is_new = written is not None
     notes = [{"path": note.path, "kind": note.kind, "text": note.text} for note in tree.notes]
     data = {
         "id": head.id,

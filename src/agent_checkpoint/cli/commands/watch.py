@@ -85,7 +85,6 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
                 changes.ensure()
                 is_last = ended.is_set()
                 try:
-                    head = manager.store.head(workspace.key)
                     with ExitStack() as first:
                         if is_first:
                             _tell(args, f"Taking the first snapshot of {one_line(directory)}.")
@@ -93,11 +92,11 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
                             shown.append(files_read(tell))
                         workspace.snapshot(tags=(WATCH,), full=is_last)
                     shown.clear()
-                    now = manager.store.head(workspace.key)
-                    if now is not None and (head is None or now.id != head.id):
-                        saved.append(now.id)
+                    written = workspace.written
+                    if written is not None:
+                        saved.append(written.id)
                         upkeep.saved(manager.store.backend.properties.url or "")
-                        _tell(args, f"Saved @{now.seq}")
+                        _tell(args, f"Saved @{written.seq}")
                 except CheckpointError as error:
                     if is_first or is_last:
                         raise
