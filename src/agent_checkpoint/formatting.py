@@ -56,13 +56,18 @@ def is_visible(char: str, of: str = " ") -> bool:
     return unicodedata.bidirectional(char) not in _REORDERING
 
 
-def format_size(number: float) -> str:
-    """Return a number of bytes with a unit: `1.23 MB`."""
+def format_size(number: float, digits: str = ".3g") -> str:
+    """Return a number of bytes with a unit: `1.23 MB`.
+
+    Args:
+        number: the number of bytes.
+        digits: the format of kB and larger units; `.1f` for a number that is updated in place.
+    """
     for unit in ("B", "kB", "MB", "GB"):
         if round(number) < 1000:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.3g} {unit}"
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:{digits}} {unit}"
         number /= 1000
-    return f"{number:.3g} TB"
+    return f"{number:{digits}} TB"
 
 
 def format_count(number: int, noun: str) -> str:

@@ -358,7 +358,7 @@ def test_many_files_elsewhere_are_counted(tmp_path: Path) -> None:
         (place / f"file{number}").write_text("x")
     run("save", at=place)
     shown = run("restore", ".", "--into", tmp_path / "copy", "--yes", at=place).out
-    assert "write 40 files" in shown
+    assert f"In {tmp_path / 'copy'}: 40 files to write\n" in shown
     assert len(shown.splitlines()) < 6
     assert len(list((tmp_path / "copy").iterdir())) == 40
     few = run("restore", ".", "file1", "--into", tmp_path / "few", "--yes", at=place).out

@@ -1,9 +1,12 @@
 """save, log, show, diff, restore: the files of a directory."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agent_checkpoint import Tree, Workspace
+from agent_checkpoint.agents.tracked_dir import open_tracked
 from tests.cli.world import opened, run, run_process
 
 
@@ -45,6 +48,26 @@ def test_save_tells_that_nothing_has_changed(repo: Path) -> None:
         "notices",
         "left_out",
     }
+
+
+def test_what_another_process_saved_meanwhile_is_not_new(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if `watch` of the same directory writes the checkpoint, after `save` has read the head."""
+    (repo / "app.py").write_text("changed")
+    snapshot = Workspace.snapshot
+
+    def other_is_first(workspace: Workspace, **options: Any) -> Tree:
+        with open_tracked(repo, workspace.store, workspace.key) as other:
+            snapshot(other)
+        return snapshot(workspace, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Workspace, "snapshot", other_is_first)
+        saved = run("save", at=repo)
+    assert saved.out.startswith("No changes since @3")
+    assert "To restore" not in saved.out
+    assert run("save", "-m", "label", at=repo).out.startswith("Saved @4")
 
 
 def test_save_leaves_out_what_it_is_told_to(repo: Path) -> None:
@@ -244,3 +267,20 @@ def test_a_home_directory_is_restored_only_if_that_is_said(own_home: Path) -> No
     assert (own_home / "a").read_text() == "two"
     assert run("restore", "@1", "--yes", "--force", at=own_home).status == 0
     assert (own_home / "a").read_text() == "one"
+
+
+def test_a_plan_begins_with_totals_of_files(repo: Path) -> None:
+    (repo / "src").mkdir()
+    for number in range(3):
+        (repo / "src" / f"{number}.py").write_text("new")
+    assert run("save", at=repo).status == 0
+
+    def heading(checkpoint: str) -> str:
+        first = run("restore", checkpoint, "--dry-run", at=repo).out.splitlines()[0]
+        return first.partition(f"In {repo.resolve()}: ")[2]
+
+    assert heading("@1") == "1 file to write, 3 to delete"
+    assert heading("@2") == "3 files to delete"
+    (repo / "notes.md").chmod(0o755)
+    (repo / "empty").mkdir()
+    assert heading("@3") == "1 directory to delete, 1 mode to set"

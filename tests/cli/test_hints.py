@@ -235,8 +235,9 @@ def test_nothing_of_a_difference_is_cut_in_a_pipe() -> None:
 def test_the_preview_of_a_restore_names_the_directory(repo: Path) -> None:
     (repo / "app.py").write_text("broken\n")
     told = run("restore", "@1", "--dry-run", at=repo).out
-    assert f"In {repo.resolve()}:\n  write app.py\n" in told
-    assert f"In {repo.resolve()}:\n" in run("restore", "@1", "--yes", at=repo).out
+    heading = f"In {repo.resolve()}: 1 file to write\n"
+    assert f"{heading}  write app.py\n" in told
+    assert heading in run("restore", "@1", "--yes", at=repo).out
     assert "In " not in run("restore", "@1", "--dry-run", at=repo).out
 
 
@@ -339,3 +340,29 @@ def test_a_missing_checkpoint_of_a_key(repo: Path) -> None:
             manager.state_dict("my run", "my run@9")
     ran = run("show", "my run@9")
     assert suggested(ran.err) == [["log", "my run"]]
+
+
+def test_diff_of_a_directory(repo: Path) -> None:
+    refused = run("diff", "repo", at=repo.parent)
+    assert refused.status == 3
+    assert "To compare a directory: `cd repo && agent-checkpoint diff`." in refused.err
+    (repo.parent / "two words").mkdir()
+    assert "`cd 'two words' && " in run("diff", "two words", at=repo.parent).err
+    for name in ("nowhere", "x" * 5000):
+        assert "To compare" not in run("diff", name, at=repo.parent).err
+    store = f"sqlite://{repo.parent}/other"
+    assert run("--store", store, "save", at=repo).status == 0
+    refused = run("--store", store, "diff", "repo", at=repo.parent)
+    assert f"`cd repo && agent-checkpoint --store {store} diff`" in refused.err
+
+
+def test_the_same_is_named_as_it_was_typed(repo: Path) -> None:
+    place = repo.resolve()
+    assert run("diff", at=repo).out == f"No differences between @2 and {place}.\n"
+    assert run("diff", "@~0", at=repo).out == f"No differences between @2 and {place}.\n"
+    assert run("diff", "@2", "@2", at=repo).out == "No differences between @2 and @2.\n"
+    with opened() as manager:
+        manager.save("run", {"x": 1})
+        manager.save("run", {"x": 1})
+    assert run("diff", "run@1", "run").out == "No differences between run@1 and run@2.\n"
+    assert run("diff", "run@1").out == "No differences between run@1 and run@2.\n"

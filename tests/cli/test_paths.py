@@ -24,7 +24,11 @@ def test_what_is_shown_can_be_typed(below: Path) -> None:
     lines = run("diff", "--stat", at=below).out.splitlines()[1:]
     assert lines == ["  ~ ../notes.md (content)", "  ~ lib.py (content)"]
     told = run("restore", "@3", "--dry-run", at=below).out.splitlines()
-    assert told[:3] == [f"In {below.parent}:", "  write ../notes.md", "  write lib.py"]
+    assert told[:3] == [
+        f"In {below.parent}: 2 files to write",
+        "  write ../notes.md",
+        "  write lib.py",
+    ]
     assert run("restore", "@3", "../notes.md", "lib.py", "--yes", at=below).status == 0
     assert (below / "lib.py").read_text() == "one\n"
     assert (below.parent / "notes.md").read_text() == "first\n"
@@ -102,7 +106,11 @@ def test_git_is_one_line(repo: Path) -> None:
     assert "  ~ .git (3 files)" in shown
     assert "refs" not in shown
     told = run("restore", "@3", "--dry-run", at=repo).out.splitlines()
-    assert told[:3] == [f"In {repo}:", "  write app.py", "  write .git (3 files)"]
+    assert told[:3] == [
+        f"In {repo}: 4 files to write",
+        "  write app.py",
+        "  write .git (3 files)",
+    ]
     assert len(run("diff", "--json", at=repo).data["files"]["changed"]) == 4
     assert ".git/HEAD" in run("restore", "@3", "--dry-run", "--json", at=repo).data["write"]
 

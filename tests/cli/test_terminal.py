@@ -121,6 +121,20 @@ def test_long_work_is_counted_on_a_terminal(repo: Path, verb: str, words: str, t
     assert seen.index(words) < seen.index(f"{words}: ")  # shown before anything was read
 
 
+@pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
+def test_files_are_counted_on_a_terminal(repo: Path, term: str) -> None:
+    (repo / "app.py").write_text("broken")
+    (repo / "new").write_text("x" * 1170)
+    _, seen = on_terminal("save", at=repo, columns=200, TERM=term)
+    assert re.search(r"Saving: \d files, 1\.2 kB", seen)
+    _, seen = on_terminal("restore", "@1", "--yes", at=repo, columns=200, TERM=term)
+    assert "Restoring: 1 of 1 file" in seen
+    assert "files read" not in seen.partition("Restoring")[2]
+    place = repo.parent / "fork"
+    _, seen = on_terminal("fork", ".", "try", "--into", place, at=repo, columns=200, TERM=term)
+    assert "Forking: 2 of 2 files" in seen
+
+
 @pytest.mark.parametrize("verb", ["stats", "gc", "verify"])
 def test_nothing_is_counted_beside_a_pipe(repo: Path, verb: str) -> None:
     master, slave = pty.openpty()
@@ -157,6 +171,17 @@ def test_now_is_seen_beside_a_long_label(repo: Path) -> None:
     assert run_process("save", "-m", "long " * 100, at=repo).status == 0
     _, seen = on_terminal("log", at=repo, columns=60, NO_COLOR="1")
     assert "← now" in seen
+
+
+def test_a_long_plan_is_cut_on_a_terminal_alone(repo: Path) -> None:
+    for number in range(40):
+        (repo / f"file-{number}").write_text("x")
+    _, seen = on_terminal("restore", "@1", "--dry-run", at=repo, columns=200, NO_COLOR="1")
+    assert "1 file to write, 40 to delete" in seen
+    assert seen.count("  delete file-") == 15
+    assert "  … and 25 more to delete" in seen
+    told = run_process("restore", "@1", "--dry-run", at=repo).out
+    assert told.count("  delete file-") == 40
 
 
 def test_huge_values_are_cut_on_a_terminal_alone(tmp_path: Path) -> None:

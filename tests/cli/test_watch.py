@@ -1,6 +1,8 @@
 """`watch`: saves whenever files change, until it is interrupted."""
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -37,10 +39,34 @@ def test_it_saves_what_changes(number: signal.Signals, work: Scene) -> None:
     process.send_signal(number)
     printed, complaints = process.communicate(timeout=60)
     assert (process.returncode, complaints) == (0, "")
+    assert printed.splitlines()[:3] == [
+        f"Taking the first snapshot of {work.workspace}.",
+        "Saved @1",
+        f"Watching {work.workspace}. Press Ctrl-C to stop.",
+    ]
     assert "Saved @2" in printed
     assert len(work.history(key)) == 3
     with work.manager() as manager:
         assert manager.verify().ok
+
+
+def test_its_first_snapshot_has_progress_on_a_terminal(work: Scene) -> None:
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agent_checkpoint", "watch"],
+        cwd=work.workspace,
+        env={**work.environment, "TERM": "dumb"},
+        stdout=slave,
+        stderr=slave,
+    )
+    os.close(slave)
+    seen = b""
+    while b"Watching" not in seen:
+        seen += os.read(master, 65536)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 0
+    os.close(master)
+    assert seen.index(b"Taking the first snapshot") < seen.index(b"Saving: 1 file")
 
 
 def test_what_it_tells_a_program(work: Scene) -> None:

@@ -62,7 +62,7 @@ def restore_and_save(
         tree: the files of the target.
         selected: the paths to restore; None for all.
         only_if: as for `restore`.
-        options: `exclude` and `keep_unseen` of `restore`.
+        options: `exclude` and `keep_unseen` of `restore`, and `progress` of `restore_held`.
 
     Raises the same errors as `restore`.
     """

@@ -34,6 +34,8 @@ __all__ = [
     "ProgressCallback",
     "display_width",
     "escape_text",
+    "files_read",
+    "files_written",
     "format_count",
     "format_size",
     "format_time",
@@ -59,6 +61,18 @@ class CommandResult(NamedTuple):
     show: Callable[[Output], object]
     """Writes the text output."""
     status: int = 0
+
+
+def files_read(tell: ProgressCallback) -> Callable[[int, int], None]:
+    """Return the progress callback of a snapshot, for the numbers of files and bytes."""
+    return lambda files, size: tell(
+        files, f"{format_count(files, 'file')}, {format_size(size, '.1f')}"
+    )
+
+
+def files_written(tell: ProgressCallback) -> Callable[[int, int], None]:
+    """Return the progress callback of a restore, for the number of files and their total."""
+    return lambda files, total: tell(files, f"{files:,} of {format_count(total, 'file')}")
 
 
 def masked(args: Any, data: Any) -> Any:

@@ -3,14 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from agent_checkpoint.cli.output import Output, format_count, json_fields, one_line
 from agent_checkpoint.cli.paths import RelativePaths, without_git
 from agent_checkpoint.workspace.restore.plan import Plan
+from agent_checkpoint.workspace.tree.tree_format import FOLDER
 
 _SHOWN = 15
+
+
+def show_plan_heading(out: Output, plan: Plan, directory: Path | str) -> None:
+    """Show the directory, and the numbers of files to write and to delete."""
+    totals = _totals(plan)
+    out.line(f"In {one_line(directory)}:{' ' if totals else ''}{totals}")
+
+
+def _totals(plan: Plan) -> str:
+    """Return the numbers of files, such as `2 files to write, 1 to delete`.
+
+    Directories are not counted, unless nothing else is written or deleted.
+    """
+    found: list[tuple[int, str, str]] = []
+    for verb, items in (
+        ("write", [step.after for step in plan.steps if not step.keeps_content]),
+        ("delete", [step.before for step in plan.steps if step.after is None]),
+    ):
+        types = [item.type for item in items if item is not None]
+        files = sum(each != FOLDER for each in types)
+        found.append((files or len(types), "file" if files else "directory", f"to {verb}"))
+    found.append((len(plan.mode), "mode", "to set"))
+    parts, last = [], ""
+    for number, noun, action in found:
+        if number:
+            words = f"{number:,}" if noun == last else _counted(number, noun)
+            parts.append(f"{words} {action}")
+            last = noun
+    return ", ".join(parts)
+
+
+def _counted(number: int, noun: str) -> str:
+    is_plural = noun == "directory" and number != 1
+    return f"{number:,} directories" if is_plural else format_count(number, noun)
 
 
 def show_plan(
@@ -29,20 +64,19 @@ def show_plan(
         paths: how paths are displayed.
         is_foreign: whether the files may come from another user. If so, all executable files, and
             all files that git runs or reads settings from, are listed without a limit.
-        is_copy: whether the files go to another directory; many new files are then counted.
+        is_copy: whether the files go to another directory; many new files are then not listed.
     """
     shown = out.limit(_SHOWN)
-    for words, changed, style in (
-        ("write", plan.write, "green"),
-        ("delete", plan.delete, "red"),
-        ("set the mode of", plan.mode, ""),
+    for words, changed, more, style in (
+        ("write", plan.write, "more to write", "green"),
+        ("delete", plan.delete, "more to delete", "red"),
+        ("set the mode of", plan.mode, "more modes to set", ""),
     ):
         if is_copy and words == "write" and len(changed) > _SHOWN:
-            out.line(f"  {words} {format_count(len(changed), 'file')}", style=style)
             continue
         named, of_git = without_git(changed)
         rows = [f"  {words} {one_line(paths.display(path))}" for path in named]
-        out.some(rows, shown, f"  {words} {{:,}} more", style=style)
+        out.some(rows, shown, f"  … and {{:,}} {more}", style=style)
         for path, number in of_git.items():
             inside = format_count(number, "file")
             out.line(f"  {words} {one_line(paths.display(path))} ({inside})", style=style)
@@ -102,7 +136,7 @@ def _show_kept(out: Output, plan: Plan, paths: RelativePaths) -> None:
     rows = [
         f"  keep {one_line(paths.display(path))}: {one_line(plan.leave[path])}" for path in named
     ]
-    out.some(rows, out.limit(_SHOWN), "  keep {:,} more", style="yellow")
+    out.some(rows, out.limit(_SHOWN), "  … and {:,} more to keep", style="yellow")
     # Directories that are kept because of their entries are not listed.
     holding = {str(above) for path in plan.leave for above in PurePosixPath(path).parents}
     inside = {path: why for path, why in plan.leave.items() if path not in holding}

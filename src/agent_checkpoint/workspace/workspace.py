@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.workspace.fork.fork_directory import ForkDirectory
     from agent_checkpoint.workspace.fork.isolated import ForkNamespace
     from agent_checkpoint.workspace.fork.lowerdir import ForkOrigin
+    from agent_checkpoint.workspace.restore.apply import RestoreProgress
     from agent_checkpoint.workspace.restore.journal import Decision, RestoreOptions
     from agent_checkpoint.workspace.restore.plan import Plan
     from agent_checkpoint.workspace.restore.transition import SafetySnapshot, Transition
@@ -129,6 +130,8 @@ class Workspace:
             Capture, self._root, self._scanner, ignore=patterns, gitignore=gitignore
         )
         self._lock = RLock()
+        self.written: Checkpoint | None = None
+        """The checkpoint that the last snapshot wrote; None if it wrote none."""
         self.recovered: Plan | None = None
         """The plan of the last crash recovery in this directory."""
         self.notices: list[str] = []
@@ -261,6 +264,7 @@ class Workspace:
         """
         # Until the objects of the snapshot are gone: else it looks at them again and again.
         with self._lock, collection_paused():
+            self.written = None
             with self._unchanging():
                 key, newest = self._line()
                 capture = self._capture(full=full)
@@ -276,8 +280,8 @@ class Workspace:
                 # Most likely it is still the head; the append checks it.
                 before = newest[0]
                 with suppress(ConflictError):
-                    written = self.store.write(draft, parents=(before.id,), after=before.seq)
-                    self._saved = written, part
+                    self.written = self.store.write(draft, parents=(before.id,), after=before.seq)
+                    self._saved = self.written, part
                     return tree
             head = self.store.head(key)
             if last is not None and (head is None or head.claim != draft.claim):
@@ -289,6 +293,7 @@ class Workspace:
             if head is None or saved != part or head.claim != draft.claim or label is not None:
                 # The head was just read: pass it on instead of reading it again.
                 head = self.store.write(draft, parents=() if head is None else (head.id,))
+                self.written = head
             else:
                 capture.confirm()
             self._saved = (head, part) if draft.claim is not None else None
@@ -407,6 +412,7 @@ class Workspace:
         keep_unseen: bool = False,
         only_if: Plan | None = None,
         decision: Decision | None = None,
+        progress: RestoreProgress | None = None,
     ) -> Plan:
         """Restore the directory from a tree, with an existing checkpoint as safety checkpoint.
 
@@ -418,6 +424,7 @@ class Workspace:
             keep_unseen: as for `restore`.
             only_if: as for `restore`.
             decision: the entry that decides the restore, appended once everything is staged.
+            progress: called with the number of files written so far, and their total.
 
         Raises the same errors as `restore`.
         """
@@ -427,7 +434,15 @@ class Workspace:
             chosen = None if paths is None else tuple(paths)
             options = _restore_options(chosen, exclude, keep_unseen)
             store = self._store_for(target)
-            return transition.run(store, target, held, options, only_if=only_if, decision=decision)
+            return transition.run(
+                store,
+                target,
+                held,
+                options,
+                only_if=only_if,
+                decision=decision,
+                progress=progress,
+            )
 
     def _check_not_held(self) -> None:
         if self._held_tree is not None:

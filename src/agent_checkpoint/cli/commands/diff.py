@@ -9,10 +9,12 @@ from typing import Any
 
 from agent_checkpoint.agents.directory_keys import directory_of_files
 from agent_checkpoint.cli.args import Args, Parser
+from agent_checkpoint.cli.hints import command_line
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, masked, one_line
 from agent_checkpoint.cli.paths import RelativePaths, below, git_above, holds, without_git
-from agent_checkpoint.cli.store_location import StoreLocation
-from agent_checkpoint.formatting import value_summary
+from agent_checkpoint.cli.store_location import HERE, StoreLocation
+from agent_checkpoint.errors import NotFoundError
+from agent_checkpoint.formatting import shell_quote, value_summary
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.named_tuple import NamedTuple
 from agent_checkpoint.present.message_line import message_line
@@ -23,6 +25,7 @@ from agent_checkpoint.present.state_json import (
     read_parts,
 )
 from agent_checkpoint.records import Checkpoint
+from agent_checkpoint.store.lookup import short_form
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.tree.snapshot import Tree
@@ -94,7 +97,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
     )
     status = 1 if args.exit_code and differs else 0
     if not differs:
-        return CommandResult(data, partial(_show_same, data=data), status)
+        return CommandResult(data, partial(_show_same, args=args, sides=sides), status)
     show = _show_stat if args.stat else _show
 
     def tell(out: Output) -> None:
@@ -125,13 +128,28 @@ def _restricted(
 
 
 def _sides(args: Args, location: StoreLocation, manager: CheckpointManager) -> _Sides:
-    before = location.checkpoint(manager, args.a)
+    before = _checkpoint(args, location, manager, args.a)
     root = directory_of_files(manager.store, before, location.directory)
     if args.b is not None:
-        return _Sides(before, location.checkpoint(manager, args.b), None, root)
+        return _Sides(before, _checkpoint(args, location, manager, args.b), None, root)
     head = manager.store.head(before.key) or before
     is_there = root is not None and root.is_dir() and FILES in before.parts
     return _Sides(before, head, root if is_there else None, root)
+
+
+def _checkpoint(
+    args: Args, location: StoreLocation, manager: CheckpointManager, name: str | None
+) -> Checkpoint:
+    """Return a checkpoint. Raises NotFoundError, with a hint if the name is that of a directory."""
+    try:
+        return location.checkpoint(manager, name)
+    except NotFoundError as error:
+        # Path.is_dir() raises an error if the name is too long.
+        if not name or not os.path.isdir(location.directory / name):  # noqa: PTH112
+            raise
+        command = f"cd {shell_quote(name)} && {command_line('diff', args.store)}"
+        hint = f"To compare a directory: `{command}`."
+        raise NotFoundError(error.with_hint(hint)) from None
 
 
 def _files(manager: CheckpointManager, sides: _Sides) -> WorkspaceDiff | None:
@@ -166,9 +184,16 @@ def _states(manager: CheckpointManager, sides: _Sides, only: Any) -> dict[str, A
     return found
 
 
-def _show_same(out: Output, data: dict[str, Any]) -> None:
-    where = one_line(data["directory"] or data["to"])
-    out.line(f"No differences between {one_line(data['from'])} and {where}.")
+def _show_same(out: Output, args: Args, sides: _Sides) -> None:
+    before = _name(sides.before, args.a)
+    after = sides.directory or _name(sides.after, args.a if args.b is None else args.b)
+    out.line(f"No differences between {one_line(before)} and {one_line(after)}.")
+
+
+def _name(checkpoint: Checkpoint, typed: str | None) -> str:
+    """Return the short form of a checkpoint, with its key if one was typed."""
+    is_here = typed is None or typed == HERE or short_form(typed) is not None
+    return f"@{checkpoint.seq}" if is_here else f"{checkpoint.key}@{checkpoint.seq}"
 
 
 def _show_stat(out: Output, data: dict[str, Any]) -> None:

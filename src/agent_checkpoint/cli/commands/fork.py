@@ -9,7 +9,14 @@ from agent_checkpoint.agents.directory_keys import is_foreign
 from agent_checkpoint.agents.session_note import PART as HOOK
 from agent_checkpoint.agents.tracked_dir import open_tracked
 from agent_checkpoint.cli.args import Args, Parser
-from agent_checkpoint.cli.output import CommandResult, Output, format_count, one_line
+from agent_checkpoint.cli.output import (
+    CommandResult,
+    Output,
+    ProgressCallback,
+    files_written,
+    format_count,
+    one_line,
+)
 from agent_checkpoint.cli.paths import RelativePaths, files_of
 from agent_checkpoint.cli.plan_output import show_foreign
 from agent_checkpoint.cli.store_location import HERE, StoreLocation, create_directory
@@ -66,7 +73,10 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         if directory is not None and tree is not None:
             files, is_session = tree.files, SESSION_PART in point.parts
             try:
-                plan = _put_files(manager, args.name, first, tree, directory, is_session)
+                with args.out.progress("Forking") as forking:
+                    plan = _put_files(
+                        manager, args.name, first, tree, directory, is_session, forking
+                    )
             except BaseException:
                 # Including Ctrl-C: the key must not belong to a partial directory.
                 manager.delete(args.name)
@@ -126,7 +136,13 @@ def _forked(
 
 
 def _put_files(
-    manager: CheckpointManager, key: str, first: str, tree: Tree, directory: Path, is_session: bool
+    manager: CheckpointManager,
+    key: str,
+    first: str,
+    tree: Tree,
+    directory: Path,
+    is_session: bool,
+    tell: ProgressCallback,
 ) -> Plan | None:
     """Write the files of the fork; a session records the directory as its workspace."""
     from agent_checkpoint.session.session import Session
@@ -138,7 +154,8 @@ def _put_files(
     rules: dict[str, Any] = {"ignore": tree.ignore, "gitignore": tree.gitignore}
     with open_tracked(directory, manager.store, key, **rules) as tracked:
         # The directory is empty, so it needs no safety checkpoint.
-        return tracked.restore_held(tree, SafetySnapshot(tree, first))
+        held = SafetySnapshot(tree, first)
+        return tracked.restore_held(tree, held, progress=files_written(tell))
 
 
 def _show(

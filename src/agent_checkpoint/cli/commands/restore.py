@@ -16,9 +16,21 @@ from agent_checkpoint.agents.directory_keys import (
     is_foreign,
 )
 from agent_checkpoint.cli.args import Args, Parser
-from agent_checkpoint.cli.output import CommandResult, Output, ProgressCallback, one_line
+from agent_checkpoint.cli.output import (
+    CommandResult,
+    Output,
+    ProgressCallback,
+    files_written,
+    format_count,
+    one_line,
+)
 from agent_checkpoint.cli.paths import RelativePaths, files_of, holds
-from agent_checkpoint.cli.plan_output import plan_json, show_plan, show_plan_changes
+from agent_checkpoint.cli.plan_output import (
+    plan_json,
+    show_plan,
+    show_plan_changes,
+    show_plan_heading,
+)
 from agent_checkpoint.cli.prompts import confirmed, declined, show_plan_changed
 from agent_checkpoint.cli.store_location import StoreLocation, create_directory, existing_directory
 from agent_checkpoint.errors import InvalidInputError, UnsafeWorkspaceError
@@ -66,10 +78,12 @@ def run(args: Args, location: StoreLocation, about: str = "") -> CommandResult:
             "keep_unseen": args.keep_unseen,
         }
         rules: dict[str, Any] = {"ignore": tree.ignore, "gitignore": tree.gitignore}
-        callbacks: list[ProgressCallback] = []
+        scanning: list[ProgressCallback] = []
         if args.into is not None and not args.force:
             _check_empty(directory, store)
-        rules["progress"] = lambda files, read: callbacks[-1](files, f"{files:,} files read")
+        rules["progress"] = lambda files, size: [
+            tell(files, f"{format_count(files, 'file')} read") for tell in scanning
+        ]
         head = newest_readable(store, checkpoint.key) or checkpoint
         is_own = args.into is None and is_directory_key(store, head, directory)
         key = checkpoint.key if is_own else directory_key(store, directory)
@@ -88,8 +102,9 @@ def run(args: Args, location: StoreLocation, about: str = "") -> CommandResult:
             )
             while done is None:
                 with args.out.progress("Scanning files") as tell:
-                    callbacks.append(tell)
+                    scanning.append(tell)
                     plan = tracked.restore(tree, paths=chosen, dry_run=True, **options)
+                scanning.clear()  # the files that the restore has written are read, too
                 data = _data(plan, checkpoint, directory, of_others, done=False)
                 show_it = partial(show, plan=plan)
                 if args.dry_run or not plan:
@@ -100,9 +115,14 @@ def run(args: Args, location: StoreLocation, about: str = "") -> CommandResult:
                 only_if = None if args.yes else plan
                 try:
                     with args.out.progress("Restoring") as tell:
-                        callbacks.append(tell)
                         done = restore_and_save(
-                            tracked, checkpoint, tree, chosen, only_if=only_if, **options
+                            tracked,
+                            checkpoint,
+                            tree,
+                            chosen,
+                            only_if=only_if,
+                            progress=files_written(tell),
+                            **options,
                         )
                 except PlanChangedError as error:
                     show_plan_changed(args, error)
@@ -154,7 +174,7 @@ def _show(
     if not plan and not plan.leave:
         out.line("Nothing to do: the files match the checkpoint.")
     else:
-        out.line(f"In {one_line(directory)}:")
+        show_plan_heading(out, plan, directory)
     show_plan(out, plan, paths, is_foreign=of_others and bool(plan), is_copy=is_copy)
 
 

@@ -16,7 +16,7 @@ from agent_checkpoint.agents.session_note import SessionNote, read_note
 from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, format_time, json_fields, one_line
 from agent_checkpoint.cli.paths import RelativePaths
-from agent_checkpoint.cli.plan_output import show_plan, show_plan_changes
+from agent_checkpoint.cli.plan_output import show_plan, show_plan_changes, show_plan_heading
 from agent_checkpoint.cli.prompts import confirmed, declined, show_plan_changed
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import UNUSABLE, ConflictError, InvalidInputError, NotFoundError
@@ -243,7 +243,7 @@ def _preview(out: Output, rewind: Rewind, paths: RelativePaths, notices: list[st
     _show_notices(out, notices)
     plan = rewind.plan
     if plan is not None and (plan or plan.leave):
-        out.line(f"In {one_line(rewind.directory)}:")
+        show_plan_heading(out, plan, rewind.directory)
         show_plan(out, plan, paths)
     elif rewind.transcript_change is None:
         out.line("Nothing to do: files and conversation match the checkpoint.")

@@ -7,7 +7,14 @@ from typing import Any
 
 from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.hints import with_store
-from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_size, one_line
+from agent_checkpoint.cli.output import (
+    CommandResult,
+    Output,
+    files_read,
+    format_count,
+    format_size,
+    one_line,
+)
 from agent_checkpoint.cli.store_location import StoreLocation, existing_directory
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import short_repr as quoted_name
@@ -83,9 +90,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
             "gitignore": args.gitignore,
             "force": args.force,
             "limit": int(args.limit * _GB) or None,
-            "progress": lambda files, read: tell(
-                files, f"{format_count(files, 'file')}, {format_size(read)}"
-            ),
+            "progress": files_read(tell),
         }
         if args.moved_from is not None:
             old = os.path.realpath(location.directory / args.moved_from)
@@ -105,12 +110,13 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         else:
             key = directory_key(manager.store, directory)
         with open_tracked(directory, manager.store, key, **options) as workspace:
-            before = manager.store.head(workspace.key)
             tree = workspace.snapshot(label=args.label, full=True)
-            head, left_out = manager.store.head(workspace.key), workspace.left_out
+            # The head may be a checkpoint that another process wrote meanwhile.
+            written, left_out = workspace.written, workspace.left_out
+            head = written or manager.store.head(workspace.key)
     if head is None:
-        raise AssertionError("unreachable: snapshot() has just written the head")
-    is_new = before is None or before.id != head.id
+        raise AssertionError("unreachable: snapshot() writes a checkpoint if there is none")
+    is_new = written is not None
     notes = [{"path": note.path, "kind": note.kind, "text": note.text} for note in tree.notes]
     data = {
         "id": head.id,

@@ -6,13 +6,16 @@ import signal
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from types import FrameType
+from typing import Any
 
 from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.commands.run import checked_seconds
-from agent_checkpoint.cli.output import CommandResult, escape_text
+from agent_checkpoint.cli.output import CommandResult, escape_text, files_read, one_line
 from agent_checkpoint.cli.store_location import StoreLocation, existing_directory
 from agent_checkpoint.errors import CheckpointError
+from agent_checkpoint.workspace.scan.snapshot_limit import Progress
 
 EXAMPLES = """
 agent-checkpoint watch                     watch the current directory until Ctrl-C
@@ -66,7 +69,9 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         ended.set()
 
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    options = {"ignore": args.ignore, "gitignore": args.gitignore, "watch": True}
+    options: dict[str, Any] = {"ignore": args.ignore, "gitignore": args.gitignore, "watch": True}
+    shown: list[Progress] = []
+    options["progress"] = lambda files, size: [show(files, size) for show in shown]
     try:
         with (
             location.manager() as manager,
@@ -80,13 +85,18 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
                 changes.ensure()
                 is_last = ended.is_set()
                 try:
-                    head = manager.store.head(workspace.key)
-                    workspace.snapshot(tags=(WATCH,), full=is_last)
-                    now = manager.store.head(workspace.key)
-                    if now is not None and (head is None or now.id != head.id):
-                        saved.append(now.id)
+                    with ExitStack() as first:
+                        if is_first:
+                            _tell(args, f"Taking the first snapshot of {one_line(directory)}.")
+                            tell = first.enter_context(args.out.progress("Saving"))
+                            shown.append(files_read(tell))
+                        workspace.snapshot(tags=(WATCH,), full=is_last)
+                    shown.clear()
+                    written = workspace.written
+                    if written is not None:
+                        saved.append(written.id)
                         upkeep.saved(manager.store.backend.properties.url or "")
-                        _tell(args, f"Saved @{now.seq}")
+                        _tell(args, f"Saved @{written.seq}")
                 except CheckpointError as error:
                     if is_first or is_last:
                         raise
@@ -94,7 +104,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
                     # changes.
                     sys.stderr.write(f"agent-checkpoint: {escape_text(str(error))}\n")
                 if is_first:
-                    _tell(args, f"Watching {directory}. Press Ctrl-C to stop.")
+                    _tell(args, f"Watching {one_line(directory)}. Press Ctrl-C to stop.")
                 is_first = False
                 if is_last:
                     break

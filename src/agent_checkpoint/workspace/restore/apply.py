@@ -33,22 +33,35 @@ from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, LINK, MODE
 
 _OLDEST_MTIME = 1  # git treats 0 as "there is no index"
 CHANGED = "it changed during the restore"
+RestoreProgress = Callable[[int, int], None]
+"""Called during a restore with the number of files written so far, and their total."""
+_REPORT_FILES = 256
+"""Progress is reported after this many more files."""
 
 
 class PlanExecutor:
     """Applies one plan, from staging to the last rename."""
 
-    def __init__(self, root: int, plan: Plan, *, is_begun: bool = False) -> None:
+    def __init__(
+        self,
+        root: int,
+        plan: Plan,
+        *,
+        is_begun: bool = False,
+        progress: RestoreProgress | None = None,
+    ) -> None:
         """Prepare to apply a plan.
 
         Args:
             root: the descriptor of the workspace directory.
             plan: the steps to apply.
             is_begun: the journal is already on disk (crash recovery).
+            progress: called with the numbers of files.
         """
         self._root = root
         self._plan = plan
         self._is_begun = is_begun
+        self._progress = progress
         self.failed: dict[str, str] = {}
         """Paths whose step failed, with the reason."""
         self.left: dict[str, str] = {}
@@ -111,7 +124,7 @@ class PlanExecutor:
         """
         contents = [(step.path, step.after) for step in files if step.after is not None]
         written = staging.put(contents, self._plan.tree.get)
-        for step in files:
+        for number, step in enumerate(files, 1):
             try:
                 next(written)
             except OSError as error:
@@ -123,6 +136,9 @@ class PlanExecutor:
                 raise type(error)(
                     f"{path} cannot be restored. {error.with_hint()}", hint=error.hint
                 ) from error
+            is_due = number % _REPORT_FILES == 0 or number == len(files)
+            if self._progress is not None and is_due:
+                self._progress(number, len(files))
         return {step.path for step in files}
 
     def _check_free_space(self, files: Iterable[Change]) -> None:

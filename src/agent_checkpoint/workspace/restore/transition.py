@@ -25,7 +25,7 @@ from agent_checkpoint.records import CheckpointKind, Kind, short_repr
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.capture import Capture
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
-from agent_checkpoint.workspace.restore.apply import CHANGED, PlanExecutor
+from agent_checkpoint.workspace.restore.apply import CHANGED, PlanExecutor, RestoreProgress
 from agent_checkpoint.workspace.restore.journal import Decision, Journal, RestoreOptions
 from agent_checkpoint.workspace.restore.plan import Plan, PlanChangedError, Planner
 from agent_checkpoint.workspace.restore.staging import remove_staging
@@ -103,6 +103,7 @@ class Transition:
         *,
         only_if: Plan | None = None,
         decision: Decision | None = None,
+        progress: RestoreProgress | None = None,
     ) -> Plan:
         """Change the directory to a tree; return the plan that was applied.
 
@@ -113,6 +114,7 @@ class Transition:
             options: which part of the tree.
             only_if: the expected plan.
             decision: the entry to append before the first change; without one the journal decides.
+            progress: called with the numbers of files.
 
         Raises:
             PlanChangedError: the plan differs from `only_if`; no file was changed.
@@ -130,7 +132,7 @@ class Transition:
                 raise PlanChangedError
             plan.safety, plan.safety_id = safety.tree, safety.checkpoint_id
             if plan:
-                self._execute(root, store, plan, options, safety, decision)
+                self._execute(root, store, plan, options, safety, decision, progress)
             elif decision is not None:
                 decision.append(plan)
             return plan
@@ -157,6 +159,7 @@ class Transition:
         options: RestoreOptions,
         safety: SafetySnapshot,
         decision: Decision | None,
+        progress: RestoreProgress | None,
     ) -> None:
         seen = (safety.last_regular or plan.tree).ref if options.keep_unseen else None
         journal = Journal(
@@ -171,7 +174,9 @@ class Transition:
             decision=None if decision is None else decision.parents,
         )
         try:
-            execute_plan(root, store, plan, journal, self._scanner, decision=decision)
+            execute_plan(
+                root, store, plan, journal, self._scanner, decision=decision, progress=progress
+            )
         except BaseException:
             with suppress(OSError, CheckpointError):  # else crash recovery removes it
                 if not journal.is_decided(store):
@@ -205,6 +210,7 @@ def execute_plan(
     *,
     is_begun: bool = False,
     decision: Decision | None = None,
+    progress: RestoreProgress | None = None,
 ) -> None:
     """Apply a plan, then scan the workspace and check the result.
 
@@ -216,13 +222,14 @@ def execute_plan(
         scanner: the scanner.
         is_begun: whether the journal is on disk already: crash recovery.
         decision: the entry to append before the first change, if any.
+        progress: called with the numbers of files.
 
     Raises:
         RestoreIncompleteError: some paths could not be restored.
         WorkspaceError: an error interrupted the restore.
         IntegrityError: a stored file content is missing or damaged; no file was changed.
     """
-    executor = PlanExecutor(root, plan, is_begun=is_begun)
+    executor = PlanExecutor(root, plan, is_begun=is_begun, progress=progress)
     try:
         executor.run(journal, lambda: decision and decision.append(plan))
     except OSError as error:
