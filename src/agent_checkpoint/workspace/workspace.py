@@ -265,8 +265,7 @@ class Workspace:
                 key, newest = self._line()
                 capture = self._capture(full=full)
                 draft = capture.draft(key, self.store, label=label, tags=tags)
-            last, tree = self._saved, capture.tree
-            part = {OBJECT: tree.ref}
+            last, part = self._saved, {OBJECT: capture.tree.ref}
             if (
                 newest is not None
                 and newest[0].claim == draft.claim
@@ -277,8 +276,9 @@ class Workspace:
                 before = newest[0]
                 with suppress(ConflictError):
                     written = self.store.write(draft, parents=(before.id,), after=before.seq)
-                    self._saved = written, part
-                    return tree
+                    # After the write, which captures again if the store lost an object.
+                    self._saved = written, {OBJECT: capture.tree.ref}
+                    return capture.tree
             head = self.store.head(key)
             if last is not None and (head is None or head.claim != draft.claim):
                 self._saved = None  # the key may belong to another user now
@@ -291,8 +291,10 @@ class Workspace:
                 head = self.store.write(draft, parents=() if head is None else (head.id,))
             else:
                 capture.confirm()
-            self._saved = (head, part) if draft.claim is not None else None
-            return tree
+            self._saved = None
+            if draft.claim is not None:
+                self._saved = head, {OBJECT: capture.tree.ref}
+            return capture.tree
 
     def diff(
         self, tree: Tree | ObjectRef | str, other: Tree | ObjectRef | str | None = None
