@@ -269,8 +269,7 @@ class Workspace:
                 key, newest = self._line()
                 capture = self._capture(full=full)
                 draft = capture.draft(key, self.store, label=label, tags=tags)
-            last, tree = self._saved, capture.tree
-            part = {OBJECT: tree.ref}
+            last, part = self._saved, {OBJECT: capture.tree.ref}
             if (
                 newest is not None
                 and newest[0].claim == draft.claim
@@ -281,8 +280,9 @@ class Workspace:
                 before = newest[0]
                 with suppress(ConflictError):
                     self.written = self.store.write(draft, parents=(before.id,), after=before.seq)
-                    self._saved = self.written, part
-                    return tree
+                    # After the write, which captures again if the store lost an object.
+                    self._saved = self.written, {OBJECT: capture.tree.ref}
+                    return capture.tree
             head = self.store.head(key)
             if last is not None and (head is None or head.claim != draft.claim):
                 self._saved = None  # the key may belong to another user now
@@ -296,8 +296,10 @@ class Workspace:
                 self.written = head
             else:
                 capture.confirm()
-            self._saved = (head, part) if draft.claim is not None else None
-            return tree
+            self._saved = None
+            if draft.claim is not None:
+                self._saved = head, {OBJECT: capture.tree.ref}
+            return capture.tree
 
     def diff(
         self, tree: Tree | ObjectRef | str, other: Tree | ObjectRef | str | None = None

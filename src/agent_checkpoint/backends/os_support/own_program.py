@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+_STDERR = 2
 _START = """
 import importlib.util, sys
 name = "agent_checkpoint"
@@ -43,8 +44,11 @@ def start_on_further_cores(
         module: the module of this package.
         arguments: its arguments.
         most: the number of programs at most.
-        fds: descriptors that it inherits.
+        fds: descriptors that it inherits. If one has the number of a standard stream, which this
+            process has closed, no program is started: a pipe would take its place.
     """
+    if min(fds) <= _STDERR:
+        return
     command = [*own_program(module), *arguments]
     for _ in range(min(usable_cores() - 1, most) if sys.executable else 0):
         try:

@@ -32,6 +32,9 @@ class PartProcesses:
             count: the number of parts.
             task: what they read from stdin.
         """
+        self.taken = 0
+        """The number of parts that this process has taken."""
+        self._count = count
         self._numbers = part_numbers(count)
         self._processes: list[subprocess.Popen[bytes]] = []
         inherited = [*fds, self._numbers]
@@ -54,8 +57,9 @@ class PartProcesses:
     def __exit__(self, *error: object) -> None:
         """Kill the processes that have not ended."""
         os.close(self._numbers)
-        for process in self._processes:
+        for process in self._processes:  # all, before an interrupt can end the waiting
             process.kill()
+        for process in self._processes:
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()
@@ -63,10 +67,15 @@ class PartProcesses:
     def numbers(self) -> Iterator[int]:
         """Yield the numbers of the parts that this process has to do."""
         while (number := next_number(self._numbers)) is not None:
+            self.taken += 1
             yield number
 
     def results(self) -> Iterator[tuple[int, bytes]]:
-        """Wait for the processes; yield the status and the output of each."""
-        for process in self._processes:
+        """Wait for the processes; yield the status and the output of each.
+
+        Yields nothing if this process has taken all parts: a process that does not get going, such
+        as another program that `sys.executable` names, need not be waited for.
+        """
+        for process in self._processes if self.taken < self._count else ():
             output = b"" if process.stdout is None else process.stdout.read()
             yield process.wait(), output

@@ -54,17 +54,22 @@ class CopyPool:
         """Wait for the other processes; return the signatures of what they have copied.
 
         Raises:
-            WorkspaceError: a process could not copy an entry, or has died.
+            WorkspaceError: a process could not copy an entry, or has died with a part.
         """
         copied: dict[bytes, tuple[bytes, bytes]] = {}
+        done, ended = self._processes.taken, 0
         for status, answer in self._processes.results():
             if status != 0:
-                raise WorkspaceError(
-                    f"A process that copied files ended unexpectedly (status {status}), so the "
-                    "copy is incomplete. Retry; if it was killed for its memory, free some."
-                )
-            failure, signatures = marshal.loads(answer)  # noqa: S302 # of our own process
+                ended = status
+                continue
+            failure, taken, signatures = marshal.loads(answer)  # noqa: S302 # of our own process
             if failure is not None:
                 raise WorkspaceError(failure)
+            done += taken
             copied.update(signatures)
+        if done < self._count:
+            raise WorkspaceError(
+                f"A process that copied files ended unexpectedly (status {ended}), so the copy is "
+                "incomplete. Retry; if it was killed for its memory, free some."
+            )
         return copied

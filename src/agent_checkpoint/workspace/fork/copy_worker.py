@@ -1,7 +1,8 @@
 """A copy process: copies parts of a tree into a copy that another process has begun.
 
-The task comes from stdin, the numbers of the parts from a pipe; the signatures of what was copied
-go to stdout at the end. Both sides run the same Python, so that the messages are in marshal format.
+The task comes from stdin, the numbers of the parts from a pipe; how many of them it took, and the
+signatures of what was copied, go to stdout at the end. Both sides run the same Python, so that the
+messages are in marshal format.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ def main() -> int:
     end_with(parent)  # nobody else would remove what is written after that
     open_in_parent(databases)
     failure: str | None = None
+    taken = 0
     with SubtreeCopy(source, target, CopyRules(*rules)) as copy:
         while (number := next_number(numbers)) is not None:
+            taken += 1
             if failure is not None:
                 continue  # take the rest, so that nobody copies for nothing
             try:
@@ -42,7 +45,7 @@ def main() -> int:
                 copy.finish()
             except WorkspaceError as error:
                 failure = str(error)
-    sys.stdout.buffer.write(marshal.dumps((failure, copy.copied)))
+    sys.stdout.buffer.write(marshal.dumps((failure, taken, copy.copied)))
     return 0
 
 

@@ -53,13 +53,9 @@ def copy_tree(source: Path, target: Path, *, leave_out: Collection[bytes] = ()) 
             there = os.open(target, DIRECTORY)
             opened.callback(os.close, there)
             rules = CopyRules(str(source), frozenset(leave_out), _granted_bits(there))
+            return _distinct(_copy(here, there, rules), there)
         except OSError as error:
             raise copy_failed(place, b"", error) from error
-        copied = _copy(here, there, rules)
-        try:
-            return _distinct(copied, there)
-        except OSError as error:
-            raise copy_failed(target, b"", error) from error
 
 
 def _copy(source: int, target: int, rules: CopyRules) -> Copied:

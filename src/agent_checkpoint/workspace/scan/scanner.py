@@ -189,6 +189,8 @@ class Scanner:
             try:
                 if known is not None and events is not None:
                     state = self._scan_changed(root, writer, reader, known, events)
+                    if self._links.has_new:
+                        state = None  # other links of that file are unknown
                 if state is not None and self._is_full_scan_due:  # finds changes without an event
                     self._cache.dir_state, state = state, None
                 if state is None:
@@ -259,7 +261,8 @@ class Scanner:
     def _scan_changed(
         self, root: int, writer: Writer, reader: FileReader, known: DirState, events: ChangedPaths
     ) -> DirState | None:
-        """Scan only changed paths; None if that is not sufficient."""
+        """Scan only changed paths; None if that fails."""
+        self._links.has_new = False
         linked = self._links.changed(root, known)
         if self._has_rule_file(linked) or self._has_rule_file(self._lost):
             return None
@@ -273,11 +276,9 @@ class Scanner:
             for path in events.replaced:
                 self._source.forget(path)  # before it is watched again, perhaps elsewhere
         try:
-            self._links.has_new = False
             walk = self._tree_walk(root, writer, reader, self._links, self._lost)
             by_signature = self._source is not None and self._source.is_exact
-            state = walk.partial(known, events.names, events.replaced, by_signature=by_signature)
-            return None if self._links.has_new else state  # other links of that file are unknown
+            return walk.partial(known, events.names, events.replaced, by_signature=by_signature)
         except (OSError, EntryChanged, WatchError):  # the tree changed during the scan
             self.close()
             return None
@@ -332,10 +333,11 @@ class Scanner:
             return state
         if events is not None and not self._has_rule_file(events.names):
             found = self._scan_changed(root, writer, reader, state, events)
-        if found is None:
+        if found is None or self._links.has_new:
             self.close()  # the next scan covers everything
-            return state
-        return found
+        if found is None:
+            found = self._stat_pass(root, writer, reader, state)
+        return found or state
 
     def _stat_pass(
         self, root: int, writer: Writer, reader: FileReader, known: DirState

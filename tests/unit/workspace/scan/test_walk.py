@@ -99,6 +99,37 @@ def test_a_first_snapshot_has_what_moved_meanwhile(
         assert sees_everything(workspace)
 
 
+@pytest.mark.parametrize("overflows", [False, True])
+def test_a_first_snapshot_has_a_hard_link_that_moved_meanwhile(
+    root: Path, monkeypatch: pytest.MonkeyPatch, overflows: bool
+) -> None:
+    if not can_watch(root):
+        pytest.skip("changes cannot be watched here")
+    (root / "z").write_text("three")
+    os.link(root / "z", root / "y")
+    real, moves = file_reader.FileReader.wait, [("a/b/y", "2"), ("a/x", "1"), ("z", "0")]
+
+    def wait(reader: file_reader.FileReader, batch: int) -> None:
+        while moves:
+            before, after = moves.pop()
+            (root / before).rename(root / after)
+        real(reader, batch)
+
+    monkeypatch.setattr(file_reader.FileReader, "wait", wait)
+    with Workspace(root, CheckpointManager().store) as workspace:
+        if overflows:
+            monkeypatch.setattr("agent_checkpoint.workspace.changes.inotify.Watcher.drain", _none)
+        found = workspace.snapshot()
+        assert not moves
+        assert (found.id, found.files) == (full_scan(root).id, full_scan(root).files)
+        monkeypatch.undo()
+        assert sees_everything(workspace)
+
+
+def _none(watcher: object) -> None:
+    """As if the queue of events had overflowed."""
+
+
 def test_a_stat_pass_has_what_moved_meanwhile(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not can_watch(root):
         pytest.skip("changes cannot be watched here")

@@ -16,6 +16,7 @@ from agent_checkpoint import (
     Workspace,
     WorkspaceError,
 )
+from agent_checkpoint.errors import MissingObjectsError
 from agent_checkpoint.store.objects.object_format import make_object
 from agent_checkpoint.store.objects.references import ObjectRef
 from agent_checkpoint.workspace.tree.snapshot import RECORD, read_record
@@ -424,3 +425,25 @@ class TestTheHead:
         (root / "new").unlink()
         assert ws.snapshot() == before
         assert len(manager.history(ws.key)) == 3
+
+
+def test_what_is_captured_again_is_returned(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointManager().store
+    with Workspace(root, store, watch=False) as workspace:
+        workspace.snapshot()
+        (root / "new").write_text("new")
+        append, tries = store.backend.append, [1]
+
+        def lose_one(stream: str, entry: bytes, **options: Any) -> int:
+            if tries:
+                tries.pop()
+                (root / "file").write_text("another text")
+                raise MissingObjectsError(["ab" * 32])  # gc has deleted it
+            return append(stream, entry, **options)
+
+        monkeypatch.setattr(store.backend, "append", lose_one)
+        tree = workspace.snapshot()
+        assert not tries
+        monkeypatch.undo()
+        assert not workspace.diff(tree)
+        assert workspace.snapshot() == tree

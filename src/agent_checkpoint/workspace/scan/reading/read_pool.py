@@ -111,8 +111,14 @@ class ReadPool:
         """
         pool = cls(receive)
         arguments = [str(root), compression]
-        for process in start_on_further_cores(_WORKER, arguments, most=_MOST_WORKERS, fds=[root]):
-            pool.add(process)
+        try:
+            for process in start_on_further_cores(
+                _WORKER, arguments, most=_MOST_WORKERS, fds=[root]
+            ):
+                pool.add(process)
+        except BaseException:
+            pool.close()
+            raise
         return pool if pool._workers else None
 
     def add(self, process: subprocess.Popen[bytes]) -> None:
@@ -122,7 +128,8 @@ class ReadPool:
                 fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         worker = _Worker(process, self)
         self._workers.append(worker)
-        worker.thread.start()
+        with suppress(RuntimeError):  # too many threads: it does not get ready
+            worker.thread.start()
 
     def take(
         self, path: bytes, requests: Sequence[ReadRequest], results: Results
@@ -183,9 +190,10 @@ class ReadPool:
         self._is_closed = True
         for worker in self._workers:
             worker.process.kill()
-            worker.process.wait()
         for worker in self._workers:
-            worker.thread.join()
+            worker.process.wait()
+            if worker.thread.is_alive():
+                worker.thread.join()
             for pipe in (worker.process.stdin, worker.process.stdout):
                 if pipe is not None:
                     with suppress(OSError):  # a request that could not be written
@@ -199,6 +207,7 @@ class ReadPool:
                 raise _died(worker.process)
         except BaseException as error:  # raised in the thread of the scan
             self._error = self._error or error
+            worker.process.kill()  # nobody reads its answers, and the scan may be writing to it
         with self._changed:
             worker.is_ready = False
             self._changed.notify_all()

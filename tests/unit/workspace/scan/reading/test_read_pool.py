@@ -4,6 +4,7 @@ import gc
 import os
 import random
 import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agent_checkpoint import CheckpointManager, Workspace, WorkspaceError
+from agent_checkpoint import CheckpointManager, StorageError, Workspace, WorkspaceError
 from agent_checkpoint.backends.memory import MemoryBackend
 from agent_checkpoint.backends.os_support import own_program
 from agent_checkpoint.store.objects.object_format import Object, open_object
@@ -273,6 +274,65 @@ def test_collection_is_paused_until_the_snapshot_is_committed(
 def test_without_a_second_core_there_are_no_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_program, "usable_cores", lambda: 1)
     assert read_pool.ReadPool.start(0, "zlib", lambda objects: None) is None
+
+
+def test_an_interrupt_while_readers_start_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Popen(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            if started:
+                raise KeyboardInterrupt
+            super().__init__(*args, **options)
+            started.append(self)
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(own_program.subprocess, "Popen", Popen)
+    monkeypatch.setattr(own_program, "usable_cores", lambda: 3)
+    monkeypatch.setattr(file_reader, "PARALLEL_FROM_FILES", 1)
+    with pytest.raises(KeyboardInterrupt):
+        snapshot(tmp_path)
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
+
+
+def test_without_threads_the_scan_reads_all_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: read_pool.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    fill(tmp_path, 2)
+    expected = snapshot(tmp_path)[0]
+    monkeypatch.setattr(own_program, "usable_cores", lambda: 2)
+    monkeypatch.setattr(file_reader, "PARALLEL_FROM_FILES", 1)
+    monkeypatch.setattr(read_pool, "Thread", type("T", (read_pool.Thread,), {"start": refuse}))
+    assert snapshot(tmp_path)[0].root == expected.root
+
+
+def test_a_reader_whose_objects_cannot_be_stored_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def receive(objects: object) -> None:
+        raise StorageError("the disk is full")
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(own_program, "usable_cores", lambda: 2)
+    root = os.open(tmp_path, os.O_RDONLY)
+    try:
+        pool = read_pool.ReadPool.start(root, "zlib", receive)
+        assert pool is not None
+        _, number = pool.take(b"", [ReadRequest(b"file", 0, is_link=False)], {})
+        with pool._changed:
+            pool._changed.wait_for(lambda: pool._workers[0].is_ready, 60)
+        with pytest.raises(StorageError, match="full"):
+            pool.wait(number, lambda directories: [])
+        # Before `close`: the scan might wait until it reads a request.
+        assert pool._workers[0].process.wait(60) == -signal.SIGKILL
+        pool.close()
+    finally:
+        os.close(root)
 
 
 def test_messages_are_read_back() -> None:
