@@ -208,7 +208,8 @@ class FirstFloor:
             plain = b"d" + write_varint(len(refs)) + flags + b"".join(refs) + b"".join(stored)
             ref = hashlib.sha256(plain).digest()
             self.ids[path] = hashlib.sha256(b"tree\0" + b"".join(named)).digest(), ref
-            objects[ref] = self.compress(plain, 1) if len(plain) >= 128 else plain
+            is_long = len(plain) - 32 * len(refs) >= 128
+            objects[ref] = self.compress(plain, 1) if is_long else plain
         return objects, files
 
     def commit(self, directories: dict[bytes, bytes], files: set[bytes]) -> None:

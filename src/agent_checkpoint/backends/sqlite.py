@@ -57,6 +57,7 @@ from agent_checkpoint.backends.sqlite_rows import (
     add_entry,
     add_objects,
     change_object,
+    digests_of,
     first_bytes,
     newest_entry,
     object_infos,
@@ -427,12 +428,12 @@ class SQLiteBackend(Backend):
         now = time.time()
         rows = []
         parents = set()
-        for name, data in objects.items():
+        for digest, (name, data) in zip(digests_of(objects), objects.items()):
             inline: bytes | None = bytes(data)
             if len(data) >= LOOSE_FROM:
                 inline = None
                 parents.add(self._write_loose(name, data))
-            rows.append((bytes.fromhex(check_object_id(name)), len(data), now, inline))
+            rows.append((digest, len(data), now, inline))
         for parent in parents:
             sync_directory(parent)
         add_objects(db, rows)

@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Any
 
 from agent_checkpoint.errors import IntegrityError
-from agent_checkpoint.records import Entry, ObjectInfo, only_object_ids, short_repr
+from agent_checkpoint.records import (
+    Entry,
+    ObjectInfo,
+    check_object_id,
+    only_object_ids,
+    short_repr,
+)
 
 MAX_SEQ = 2**63 - 1
 
 _BATCH = 500  # ids in one statement
+_COUNTED_FROM = 64  # ids: of many, usually all are stored or none, and counting is faster
 _ROWS = 128  # rows in one statement; older SQLites take 999 values
 PAGE_ROWS = 10_000
 """Rows in one page of a listing."""
@@ -161,6 +168,19 @@ def object_infos(db: sqlite3.Connection, after: int) -> list[tuple[int, ObjectIn
     return [(number, ObjectInfo(bytes(name).hex(), size, ts)) for number, name, size, ts in rows]
 
 
+def digests_of(ids: Collection[str]) -> list[bytes]:
+    """Return object ids as bytes.
+
+    Raises:
+        InvalidInputError: one of them is not an object id.
+    """
+    valid = only_object_ids(ids)
+    if len(valid) < len(ids):
+        for name in ids:
+            check_object_id(name)
+    return _digests(valid)
+
+
 def stored_objects(db: sqlite3.Connection, ids: Iterable[str]) -> Iterator[tuple[str, Any]]:
     """Iterate over the existing objects: id, and data or None for a file."""
     digests = _digests(only_object_ids(list(ids)))
@@ -172,10 +192,22 @@ def absent_objects(db: sqlite3.Connection, ids: Iterable[str]) -> set[str]:
     names = set(ids)
     valid = sorted(only_object_ids(names))  # each page of the index is read once
     digests = _digests(valid)
-    absent = dict(zip(digests, valid))
-    for (digest,) in _select(db, "id", digests):
-        absent.pop(digest, None)
-    return names.difference(valid).union(absent.values())
+    absent = names.difference(valid)
+    for start in range(0, len(digests), _BATCH):
+        batch = digests[start : start + _BATCH]
+        stored = _stored(db, batch)
+        if len(stored) < len(batch):
+            absent.update([digest.hex() for digest in batch if digest not in stored])
+    return absent
+
+
+def _stored(db: sqlite3.Connection, digests: Sequence[bytes]) -> Collection[bytes]:
+    """Return the ids of one batch that are stored."""
+    if len(digests) >= _COUNTED_FROM:
+        ((count,),) = _select(db, "count(*)", digests)
+        if count in (0, len(digests)):
+            return digests if count else ()
+    return {digest for (digest,) in _select(db, "id", digests)}
 
 
 def _select(db: sqlite3.Connection, columns: str, digests: Sequence[bytes]) -> Iterator[Any]:

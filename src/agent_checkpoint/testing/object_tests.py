@@ -79,6 +79,18 @@ class ObjectTests(BackendHooks):
         assert backend.get_objects([]) == {}
         assert backend.missing_objects([]) == set()
 
+    def test_many_ids_are_looked_up_whether_all_or_some_or_none_are_stored(
+        self, backend: Backend
+    ) -> None:
+        """`missing_objects` returns the others of any number of ids, and invalid ones."""
+        stored = named(*[b"here %d" % number for number in range(600)])
+        others = [object_id(b"gone %d" % number) for number in range(600)]
+        backend.put_objects(stored)
+        for here, gone in ((600, 0), (0, 600), (599, 1), (1, 599), (300, 300)):
+            ids = [*list(stored)[:here], *others[:gone]]
+            assert backend.missing_objects(ids) == set(others[:gone])
+            assert backend.missing_objects([*ids, "a" * 63]) == {*others[:gone], "a" * 63}
+
     def test_ids_may_come_from_any_iterable_and_twice(self, backend: Backend) -> None:
         """All methods consume a generator once, and accept repeated ids."""
         backend.put_objects(named(b"here"))

@@ -83,4 +83,5 @@ class Capture:
 
     def confirm(self) -> None:
         """Confirm that the store already has a checkpoint of the captured tree."""
+        self._writer.wait()
         self._writer.committed()

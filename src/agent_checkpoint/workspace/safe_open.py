@@ -142,10 +142,11 @@ class DirectoryOpener:
                 if mine != name:
                     break
                 same += 1
-        self._back_to(same)
+        if len(self._fds) > same or self._deep >= 0:
+            self._back_to(same)
         fd = self._fds[-1] if self._fds else self._root
         for name in names[same:]:
-            fd = open_directory(name, fd)
+            fd = os.open(name, DIRECTORY, dir_fd=fd)
             if len(self._fds) < _MAX_OPEN:
                 self._fds.append(fd)
                 self._names.append(name)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from agent_checkpoint import (
     Workspace,
     WrapperBackend,
 )
-from agent_checkpoint.store.objects.object_format import open_object
+from agent_checkpoint.store.objects.object_format import BLOB, CHUNKS, make_object, open_object
 
 
 class OrderedBackend(WrapperBackend):
@@ -58,6 +59,22 @@ def test_states_are_written_children_first(backend: OrderedBackend) -> None:
     manager.save("a", state)
     assert manager.verify().ok
     assert backend.written > 20
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+def test_objects_are_flushed_children_first_in_whichever_order_they_came(
+    backend: OrderedBackend, order: tuple[int, ...]
+) -> None:
+    one, first = make_object(BLOB, b"one")
+    two, second = make_object(CHUNKS, b"two", [one])
+    three, third = make_object(CHUNKS, b"three", [two])
+    four, fourth = make_object(CHUNKS, b"four", [three, one, two])
+    objects = [(one, first), (two, second), (three, third), (four, fourth)]
+    writer = CheckpointManager(backend).store.writer()
+    writer.adopt(dict(objects[number] for number in order))
+    stored, requires = writer.flush([four])
+    assert list(stored) == [one, two, three, four]
+    assert not requires
 
 
 def test_files_are_written_children_first(backend: OrderedBackend, tmp_path: Path) -> None:

@@ -74,14 +74,15 @@ def _load(name: str) -> Any:
             return None
 
 
-def pack(data: bytes, compression: Compression = "zlib") -> bytes:
+def pack(data: bytes, compression: Compression = "zlib", hashes: int = 0) -> bytes:
     """Return a codec byte and the data, compressed if that makes it smaller.
 
     Args:
         data: the bytes to compress.
         compression: `zlib`, or `zstd`, which must be installed.
+        hashes: how many of the bytes are hashes, which cannot be compressed.
     """
-    if len(data) < _SMALLEST or not _gains(data):
+    if len(data) - hashes < _SMALLEST or not _gains(data):
         return _RAW + data
     if compression == "zstd":
         codec, packed = _ZSTD, _pack_zstd(data)
@@ -120,7 +121,9 @@ def unpack(stored: bytes, limit: int) -> bytes:
 
 def _gains(data: bytes) -> bool:
     """Return whether data is likely to be compressible; tests only a sample of long data."""
-    return len(data) < 8 * _SAMPLE or len(zlib.compress(data[:_SAMPLE], 1)) < _SAMPLE * 0.95
+    if len(data) < 8 * _SAMPLE:
+        return True
+    return len(_zlib_for(data).compress(data[:_SAMPLE], _LEVEL)) < _SAMPLE * 0.95
 
 
 _idle: list[Any] = []

@@ -14,7 +14,7 @@ kinds. A terminal reference is one to an object without references: a traversal 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from agent_checkpoint.errors import FormatError, Hint, IntegrityError
 from agent_checkpoint.named_tuple import NamedTuple
@@ -94,7 +94,7 @@ class PlainObject(NamedTuple):
 
     def stored(self, compression: Compression = "zlib") -> bytes:
         """Return the stored form, for a backend or an archive."""
-        return pack(self.plain, compression)
+        return pack(self.plain, compression, ID_BYTES * len(self.refs))
 
 
 class PackedObject(PlainObject):
@@ -177,7 +177,7 @@ def _refs(flags: bytes, names: str) -> tuple[str, ...]:
 
 
 def children_first(
-    roots: Iterable[str], refs_of: Mapping[str, Sequence[str] | None]
+    roots: Iterable[str], refs_of: Mapping[str, Collection[str] | None]
 ) -> Iterator[str]:
     """Iterate over the ids that are reachable from the roots, each after all its references.
 

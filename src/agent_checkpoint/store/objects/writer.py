@@ -97,6 +97,7 @@ class Writer:
         self._verified: set[str] = set()
         self._roots: Collection[str] = ()
         self._committed: list[Callable[[], object]] = []
+        self._waits: list[Callable[[], object]] = []
 
     def put(self, kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> str:
         """Add an object to be written, and return its id.
@@ -123,6 +124,7 @@ class Writer:
         self._pending.update(other._pending)
         self._spliced.update(other._spliced)
         self._committed += other._committed
+        self._waits += other._waits
         self.redacted += other.redacted
         self.asks_all = self.asks_all or other.asks_all
 
@@ -139,6 +141,18 @@ class Writer:
         if objects and self.backend is not None:
             self.backend.put_objects(objects)
             self._trust.report_stored(objects)
+
+    def wait_for(self, stored: Callable[[], object]) -> None:
+        """Register a call that returns when objects that another thread stores are stored.
+
+        Other work need not wait for them, only the entry.
+        """
+        self._waits.append(stored)
+
+    def wait(self) -> None:
+        """Wait until all objects that other threads store are stored. Raises StorageError."""
+        for stored in self._waits:
+            stored()
 
     def pending(self) -> Iterable[tuple[str, PlainObject]]:
         """Return the collected objects by id."""
@@ -234,8 +248,7 @@ class Writer:
         stored: dict[str, bytes] = {}
         early: list[str] = []
         size = 0
-        refs_of = {name: list(new.intersection(self._pending[name].refs)) for name in new}
-        for name in children_first(new, refs_of):
+        for name in self._children_first(new):
             plain = self._pending[name]
             stored[name] = plain.stored(compression)
             if not plain.refs:
@@ -245,7 +258,23 @@ class Writer:
                 requires.update(early)
                 self.backend.put_objects({name: stored.pop(name) for name in early})
                 early, size = [], 0
+        self.wait()
         return stored, requires
+
+    def _children_first(self, names: set[str]) -> Iterable[str]:
+        """Return the ids of pending objects in order, each after all its references."""
+        refs_of = {name: names.intersection(self._pending[name].refs) for name in names}
+        if 2 * len(names) >= len(self._pending):  # a tree is put in order, but for its files
+            ordered = [name for name in self._pending if name in names]
+            ordered.sort(key=lambda name: bool(refs_of[name]))
+            placed: set[str] = set()
+            for name in ordered:
+                if not refs_of[name] <= placed:
+                    break
+                placed.add(name)
+            else:
+                return ordered
+        return children_first(names, refs_of)
 
     def _without_stored(
         self, roots: Iterable[str], new: set[str], requires: set[str]

@@ -116,10 +116,11 @@ class Watcher:
             self._watches[path] = watch
         while path:
             parent = path.rpartition(b"/")[0]
-            siblings = self._below.setdefault(parent, set())
-            if path in siblings:
+            siblings = self._below.get(parent)
+            if siblings is not None:  # so its own parents are there, too
+                siblings.add(path)
                 break
-            siblings.add(path)
+            self._below[parent] = {path}
             path = parent
 
     def forget(self, path: bytes) -> None:
@@ -173,7 +174,8 @@ class Watcher:
         self._paths, self._watches, self._below = {}, {}, {}
 
     def _is_usable(self) -> bool:
-        return self._closing.alive and self._process == _process()
+        # As `_process` does, without a call: this is asked for each directory.
+        return self._process == (os.getpid(), _forks) and self._closing.alive
 
     def _watch(self, fd: int) -> int:
         # This link leads to the open directory, even if its path now leads elsewhere. So

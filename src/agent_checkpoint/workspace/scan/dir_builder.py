@@ -165,7 +165,13 @@ def _items(builder: DirBuilder, get: Get) -> tuple[list[Item], list[bytes]]:
     before = {} if builder.old is None else {item.name: item for item in builder.old.items(get)}
     items: list[Item] = []
     signatures: list[bytes] = []
+    results = {} if builder.notes else builder.results
     for name, signature in zip(builder.names, builder.signatures):
+        result = results.get(name)
+        if result is not None and result.item is not None and result.note is None:  # most entries
+            items.append(result.item)
+            signatures.append(result.signature)
+            continue
         item, signature = _item(builder, name, signature, before.get(name))
         if item is not None:
             items.append(item)

@@ -21,8 +21,10 @@ from agent_checkpoint.errors import IntegrityError, InvalidInputError, StorageEr
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.ignore.rules import Rules
 from agent_checkpoint.workspace.scan.stat_index import (
+    Encoded,
     Index,
     IndexFile,
+    encode_records,
     read_index,
     update_path,
     write_index,
@@ -188,7 +190,11 @@ class ScanCache:
         self._put_again(not_stored, writer)
         self.dir_state = state
         self.position = position
-        writer.on_commit(lambda: self._committed(state, not_stored, is_watching, position))
+        encoded = None
+        is_first = self._is_index_due and self._index is None and 0 < state.files <= read
+        if is_first and self._writes_index and self._index_path() is not None:
+            encoded = encode_records(state)  # now: another thread stores its last files
+        writer.on_commit(lambda: self._committed(state, not_stored, is_watching, position, encoded))
 
     def note_learned(self, directories: int) -> None:
         """Have the next commit write a new index if the times of many directories are not in it."""
@@ -236,6 +242,7 @@ class ScanCache:
         not_stored: Iterable[DirState],
         is_watching: bool,
         position: Position | None,
+        encoded: Encoded | None,
     ) -> None:
         for each in not_stored:
             each.is_stored = True
@@ -257,7 +264,7 @@ class ScanCache:
         if path is None:
             return
         try:
-            self._write(path, state, position, can_update=is_same or can_update)
+            self._write(path, state, position, encoded, can_update=is_same or can_update)
         except OSError:  # the index only saves time; the checkpoint is durable
             return
         except IntegrityError:  # a damaged index: the next scan must not use it
@@ -268,19 +275,26 @@ class ScanCache:
         self._is_index_due = self._is_rewrite_due = False
 
     def _write(
-        self, path: Path, state: DirState, position: Position | None, *, can_update: bool
+        self,
+        path: Path,
+        state: DirState,
+        position: Position | None,
+        encoded: Encoded | None,
+        *,
+        can_update: bool,
     ) -> None:
         """Write the state and its position: as an update of the index if possible."""
-        encoded = b""
+        place = b""
         if position is not None:
             with block_forks():
                 from agent_checkpoint.workspace.scan.index_position import encode_position
 
-            encoded = encode_position(position)
+            place = encode_position(position)
         updated = None
         if self._index is not None and can_update and not self._is_rewrite_due:
-            updated = write_update(path, self._index, state, encoded)
-        self._index = updated or write_index(path, state, encoded, self.directory or (0, 0))
+            updated = write_update(path, self._index, state, place)
+        directory = self.directory or (0, 0)
+        self._index = updated or write_index(path, state, place, directory, encoded)
 
     def _is_position_due(self, position: Position | None, *, is_same: bool) -> bool:
         """Return whether a new process should find this position and not that of the index."""

@@ -107,8 +107,21 @@ def update_path(index: Path) -> Path:
     return index.with_name(f"{index.name}.update")
 
 
+def encode_records(root: DirState) -> Encoded:
+    """Return the records of a directory tree, for `write_index`.
+
+    Raises:
+        IntegrityError: the state is partly in a damaged index.
+    """
+    return _encode(root, Records(None, 0, b"", (0, 0), b""), None)
+
+
 def write_index(
-    path: Path, root: DirState, position: bytes = b"", directory: tuple[int, int] = (0, 0)
+    path: Path,
+    root: DirState,
+    position: bytes = b"",
+    directory: tuple[int, int] = (0, 0),
+    encoded: Encoded | None = None,
 ) -> Index:
     """Write the state of a directory tree to a new index.
 
@@ -117,12 +130,13 @@ def write_index(
         root: the state.
         position: its encoded position in a change journal.
         directory: device and inode of the directory, if the reader is to compare them.
+        encoded: the records of the state, if they are known.
 
     Raises:
         IntegrityError: the state is partly in a damaged index.
         OSError: the file system failed.
     """
-    records, places = _encode(root, Records(None, 0, b"", (0, 0), b""), None)
+    records, places = encoded or encode_records(root)
     blocks = memoryview(records)
     hashes = [
         hashlib.sha256(blocks[start : start + _BLOCK]).digest()
@@ -461,9 +475,11 @@ class _IndexedDir(DirState):
         }
 
 
-def _encode(
-    root: DirState, known: Records, most: int | None
-) -> tuple[bytes, dict[DirState, tuple[int, int]]]:
+Encoded = tuple[bytes, dict[DirState, tuple[int, int]]]
+"""The records of directories, and their places by directory."""
+
+
+def _encode(root: DirState, known: Records, most: int | None) -> Encoded:
     """Return the records of directories that are not known yet, and their places by directory.
 
     Stops if they have more than `most` bytes.
@@ -480,23 +496,35 @@ def _encode(
             stack += state.subdirs.values()
         else:
             places[state] = place
-    records, start = bytearray(), known.size + len(known.added)
+    records: list[bytes] = []
+    start = known.size + len(known.added)
+    at = start
     for state in reversed(new):  # subdirectories first
-        notes, subdirs, below = _encode_notes(state.notes), state.subdirs, bytearray()
-        for number, name in enumerate(state.names if subdirs else ()):
-            if name in subdirs:
-                below += _SUBDIR.pack(*places[subdirs[name]], number)
-        counts = len(state.signatures) // SIGNATURE.size, len(subdirs)
-        sizes = len(state.packed_names), len(notes)
-        about = state.has_notes, state.files, state.bytes, state.times
-        at = len(records)
-        records += _ROW.pack(*counts, *sizes, *about, *map(bytes.fromhex, state.stored))
-        for piece in (state.packed_names, state.signatures, below, notes):
-            records += piece
-        places[state] = new_places[state] = start + at, len(records) - at
-        if most is not None and len(records) > most:
+        names, signatures, subdirs = state.packed_names, state.signatures, state.subdirs
+        notes = _encode_notes(state.notes) if state.notes else b""
+        below = b""
+        if subdirs:
+            numbered = enumerate(state.names)
+            rows = [(subdirs[name], number) for number, name in numbered if name in subdirs]
+            below = b"".join([_SUBDIR.pack(*places[each], number) for each, number in rows])
+        row = _ROW.pack(
+            len(signatures) // SIGNATURE.size,
+            len(subdirs),
+            len(names),
+            len(notes),
+            state.has_notes,
+            state.files,
+            state.bytes,
+            state.times,
+            *map(bytes.fromhex, state.stored),
+        )
+        record = b"".join((row, names, signatures, below, notes))
+        records.append(record)
+        places[state] = new_places[state] = at, len(record)
+        at += len(record)
+        if most is not None and at - start > most:
             break
-    return bytes(records), new_places
+    return b"".join(records), new_places
 
 
 def _encode_notes(notes: Mapping[bytes, Note]) -> bytes:

@@ -28,7 +28,6 @@ from agent_checkpoint.workspace.tree.dir_state import (
     IGNORED,
     READ_AGAIN,
     RULES,
-    SIGNATURE,
     SPECIAL,
     STORE,
     UNREADABLE,
@@ -57,7 +56,7 @@ _SPECIALS = {
 _OLD_RULES = Note(UNREADABLE, "it was removed after its rules were applied")
 _STORE = Note(STORE, "a store of agent-checkpoint that is in use", stat.S_IFDIR)
 _TRIES = 3
-_TYPE = 0o170000
+_TYPE, _FILE = 0o170000, stat.S_IFREG
 
 
 class _StoreFound(Exception):
@@ -186,6 +185,8 @@ class TreeWalk:
         rules = rules.within(builder.path, texts) if texts else rules
         _note_invalid_rules(builder, rules)
         subdirs: list[tuple[bytes, bytes]] = []
+        files: list[ReadRequest] = []
+        names, signatures = builder.names, builder.signatures
         device, has_rules = self._device, bool(rules)
         for name, entry in rows:
             try:
@@ -195,26 +196,27 @@ class TreeWalk:
             kind = status.st_mode & _TYPE
             # The fast path: most entries are plain files that need no further checks.
             if (
-                kind == stat.S_IFREG
+                kind == _FILE
                 and status.st_nlink == 1
                 and status.st_dev == device
                 and not has_rules
                 and name != STAGING
             ):
-                builder.names.append(name)
-                builder.signatures.append(stat_signature(status))
-            elif self._admit(builder, name, status, rules) and kind == stat.S_IFDIR:
-                subdirs.append((name, builder.signatures[-1]))
+                names.append(name)
+                signatures.append(stat_signature(status))
+                files.append(ReadRequest(name, status.st_size, is_link=False))
+            elif not self._admit(builder, name, status, rules):
+                continue
+            elif kind == stat.S_IFDIR:
+                subdirs.append((name, signatures[-1]))
+            else:
+                files.append(ReadRequest(name, status.st_size, kind == stat.S_IFLNK))
         old = builder.old
-        if (
-            old is not None
-            and old.names == builder.names
-            and old.signatures == b"".join(builder.signatures)
-        ):
+        if old is not None and old.names == names and old.signatures == b"".join(signatures):
             builder.is_same = True
             builder.notes.update(_captured_notes(old))
         else:
-            self._read_changed(builder, fd)
+            self._read_changed(builder, fd, files)
         return subdirs, rules
 
     def _refuse_store(self, path: bytes, fd: int) -> None:
@@ -341,21 +343,22 @@ class TreeWalk:
             return True
         return bool(self._copied) and self._copied.get(builder.child(name)) == (before, signature)
 
-    def _read_changed(self, builder: DirBuilder, fd: int) -> None:
-        """Read every entry whose signature differs."""
-        before = {} if builder.old is None else signatures_by_name(builder.old)
-        notes = {} if builder.old is None else _captured_notes(builder.old)
-        requests: list[ReadRequest] = []
-        for name, signature in zip(builder.names, builder.signatures):
-            if before and self._is_read(builder, name, before.get(name), signature):
-                if name in notes:
+    def _read_changed(self, builder: DirBuilder, fd: int, files: list[ReadRequest]) -> None:
+        """Read every file and link whose signature differs."""
+        old = builder.old
+        if old is not None and old.names:
+            before, notes = signatures_by_name(old), _captured_notes(old)
+            now = dict(zip(builder.names, builder.signatures))
+            changed: list[ReadRequest] = []
+            for each in files:
+                name = each.name
+                if not self._is_read(builder, name, before.get(name), now[name]):
+                    changed.append(each)
+                elif name in notes:
                     builder.notes[name] = notes[name]
-                continue
-            size, _, _, _, mode = SIGNATURE.unpack(signature)
-            if mode & _TYPE != stat.S_IFDIR:
-                requests.append(ReadRequest(name, size, mode & _TYPE == stat.S_IFLNK))
-        if requests:
-            builder.batch = self._reader.read(fd, builder.path, requests, builder.results)
+            files = changed
+        if files:
+            builder.batch = self._reader.read(fd, builder.path, files, builder.results, later=True)
 
     def _assemble(self, builders: Iterable[DirBuilder]) -> DirState:
         """Return the state of the last directory; each comes after its subdirectories."""

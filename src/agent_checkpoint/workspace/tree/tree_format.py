@@ -145,28 +145,7 @@ class EncodedDirectory:
 
     def __init__(self, items: Iterable[Item]) -> None:
         """Encode all entries, which must be sorted by name."""
-        self._named: list[bytes] = []
-        self._stored: list[bytes] = []
-        self._refs: list[str | None] = []
-        # The forms of an entry: for the id, for the object, and its reference. This loop is most of
-        # the time of the first change in a directory, so it calls no method.
-        add_named, add_stored, add_ref = self._named.append, self._stored.append, self._refs.append
-        pack, unhex = _HEAD.pack, bytes.fromhex
-        for name, kind, mode, size, content, ref, target in items:
-            head = pack(kind, mode, len(name), size) + name
-            if kind == LINK:
-                add_named(head + target)
-                add_stored(head + target)
-                add_ref(None)
-                continue
-            digest = unhex(content)
-            add_named(head + digest)
-            if kind == FILE and content == ref:
-                add_stored(head)
-                add_ref(ref if type(ref) is TerminalRef else TerminalRef(ref))
-            else:
-                add_stored((head if kind == FOLDER else _IN_CHUNKS + head[1:]) + digest)
-                add_ref(ref)
+        self._named, self._stored, self._refs = _encoded(items)
         self._cuts: bytes | None = None
         self._parts: list[tuple[int, int, Stored]] = []
         self._same: dict[tuple[int, int], Stored] = {}
@@ -229,11 +208,10 @@ class EncodedDirectory:
         is_whole = end - start == len(named)
         if not is_whole:
             named, stored, all_refs = named[start:end], stored[start:end], all_refs[start:end]
-        identity = hashlib.sha256(b"tree\0" + b"".join(named)).hexdigest()
         refs = [ref for ref in all_refs if ref is not None]
         if before is not None and self._edited_refs is not None and is_whole:
             refs = SplicedRefs(refs, before, *self._edited_refs)
-        return Stored(identity, put(DIRECTORY, b"".join(stored), refs))
+        return _put_entries(named, stored, refs, put)
 
     def _shifted(self, edits: Sequence[Edit]) -> dict[tuple[int, int], Stored]:
         """Return the parts without an edit, by their range after the edits."""
@@ -250,9 +228,46 @@ class EncodedDirectory:
         return same
 
 
-def put_directory(items: Iterable[Item], put: Put) -> Stored:
+def put_directory(items: Sequence[Item], put: Put) -> Stored:
     """Write the objects of a directory. The items must be sorted by name."""
-    return EncodedDirectory(items).put(put)
+    if len(items) >= WIDE_FROM:
+        return EncodedDirectory(items).put(put)
+    named, stored, refs = _encoded(items)
+    return _put_entries(named, stored, [ref for ref in refs if ref is not None], put)
+
+
+def _encoded(items: Iterable[Item]) -> tuple[list[bytes], list[bytes], list[str | None]]:
+    """Return the forms of entries: for the id, for the object, and the references."""
+    named: list[bytes] = []
+    stored: list[bytes] = []
+    refs: list[str | None] = []
+    # Most of the time of the first change in a directory, so it calls no method.
+    add_named, add_stored, add_ref = named.append, stored.append, refs.append
+    pack, unhex = _HEAD.pack, bytes.fromhex
+    for name, kind, mode, size, content, ref, target in items:
+        head = pack(kind, mode, len(name), size) + name
+        if kind == LINK:
+            add_named(head + target)
+            add_stored(head + target)
+            add_ref(None)
+            continue
+        digest = unhex(content)
+        add_named(head + digest)
+        if kind == FILE and content == ref:
+            add_stored(head)
+            add_ref(ref if type(ref) is TerminalRef else TerminalRef(ref))
+        else:
+            add_stored((head if kind == FOLDER else _IN_CHUNKS + head[1:]) + digest)
+            add_ref(ref)
+    return named, stored, refs
+
+
+def _put_entries(
+    named: Sequence[bytes], stored: Sequence[bytes], refs: Sequence[str], put: Put
+) -> Stored:
+    """Write one object with these entries."""
+    identity = hashlib.sha256(b"tree\0" + b"".join(named)).hexdigest()
+    return Stored(identity, put(DIRECTORY, b"".join(stored), refs))
 
 
 def read_directories(names: Sequence[str], get: Get) -> Iterator[list[Item]]:

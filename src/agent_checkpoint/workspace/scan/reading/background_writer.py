@@ -6,9 +6,9 @@ Two threads that both open, read and hash files would mostly wait for each other
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
-from queue import Queue
+from queue import SimpleQueue
+from threading import Semaphore, Thread
 
 from agent_checkpoint.store.objects.object_format import PlainObject
 from agent_checkpoint.store.objects.writer import Writer
@@ -34,12 +34,11 @@ class BackgroundWriter:
         self._writer = writer
         self.compression = writer.compression()
         """The compression of the stored objects."""
-        self._batches: Queue[Mapping[str, bytes | PlainObject] | None] = Queue(_QUEUED_BATCHES)
+        self._batches: SimpleQueue[Mapping[str, bytes | PlainObject] | None] = SimpleQueue()
+        self._room = Semaphore(_QUEUED_BATCHES)
         self._error: BaseException | None = None
         self._is_dropped = False
-        self._thread = threading.Thread(
-            target=self._run, name="agent-checkpoint-storing", daemon=True
-        )
+        self._thread = Thread(target=self._run, name="agent-checkpoint-storing", daemon=True)
         self._thread.start()
 
     def store(self, objects: Mapping[str, PlainObject]) -> None:
@@ -50,7 +49,7 @@ class BackgroundWriter:
         """
         self._check()
         missing = self._writer.missing_from_store(objects)
-        self._batches.put(
+        self._put(
             {
                 name: packed.stored(self.compression)
                 if packed.size < _COMPRESSED_IN_THREAD_FROM
@@ -64,10 +63,14 @@ class BackgroundWriter:
         """Queue objects in stored form that the store lacks. Raises the same errors as `store`."""
         self._check()
         missing = self._writer.missing_from_store(objects)
-        self._batches.put({name: objects[name] for name in objects if name in missing})
+        self._put({name: objects[name] for name in objects if name in missing})
+
+    def end(self) -> None:
+        """Have the thread end when all batches are stored. May be called twice."""
+        self._batches.put(None)
 
     def finish(self) -> None:
-        """Wait until all batches are stored. Raises the same errors as `store`."""
+        """Wait until all batches are stored; raises the same errors as `store`, each time."""
         self.close()
         self._check()
 
@@ -78,9 +81,12 @@ class BackgroundWriter:
 
     def close(self) -> None:
         """Wait for the thread to end. May be called twice."""
-        if self._thread.is_alive():
-            self._batches.put(None)
-            self._thread.join()
+        self.end()
+        self._thread.join()
+
+    def _put(self, batch: Mapping[str, bytes | PlainObject]) -> None:
+        self._room.acquire()  # the queue has no limit: `end` must not wait
+        self._batches.put(batch)
 
     def _check(self) -> None:
         if self._error is not None:
@@ -88,6 +94,7 @@ class BackgroundWriter:
 
     def _run(self) -> None:
         while (batch := self._batches.get()) is not None:
+            self._room.release()
             if self._error is not None or self._is_dropped:
                 continue  # keep draining, or the caller blocks on a full queue
             try:

@@ -61,7 +61,7 @@ class FileReader:
         self._packed_lock = Lock()
         self._background: BackgroundWriter | None = None
         self._pool: ReadPool | None = None
-        self._wants_pool = True
+        self._has_processes = False
         self._is_handed_over = False
         self.count = 0
         """The number of files read."""
@@ -72,6 +72,8 @@ class FileReader:
         directory: bytes,
         requests: Sequence[ReadRequest],
         results: dict[bytes, ReadResult],
+        *,
+        later: bool = False,
     ) -> int:
         """Read files and links of an open directory.
 
@@ -80,6 +82,7 @@ class FileReader:
             directory: its path.
             requests: the files and links.
             results: receives the results by name.
+            later: whether to queue them, because many more are likely to follow.
 
         Returns:
             the number to `wait` for until all results are there.
@@ -93,12 +96,12 @@ class FileReader:
             some = requests[start : start + _STRIDE]
             self._limit.count(directory, len(some), sum([each.size for each in some]))
             self.count += len(some)
-            if self._wants_pool and (
+            if not self._has_processes and (
                 self.count >= PARALLEL_FROM_FILES or self._limit.bytes >= PARALLEL_FROM_BYTES
             ):
-                self._start_pool()
-            if self._pool is not None:
-                some, number = self._pool.take(directory, some, results)
+                self._start_processes()
+            if later or self._has_processes:
+                some, number = self._queue().take(directory, some, results)
                 batch = number or batch
             for each in some:
                 results[each.name] = self._entries.read(fd, each)
@@ -113,12 +116,15 @@ class FileReader:
         """
         if self._pool is not None:
             self._pool.wait(batch, self._read_batch)
-            if not self._is_handed_over and self._pool.is_done:
+            is_stored_early = self._background is not None and not self._is_handed_over
+            if is_stored_early and self._pool.is_done:
                 self._is_handed_over = True
                 self._hand_over_all()  # now: they are stored while directories are assembled
 
     def finish(self) -> None:
         """Store all batches, except a first batch that is committed with the checkpoint.
+
+        The last ones may still be on their way; the writer waits for them.
 
         Raises StorageError.
         """
@@ -130,7 +136,11 @@ class FileReader:
             return
         self._hand_over_all()
         if self._background is not None:
-            self._background.finish()
+            self._background.end()
+            if self._ahead:
+                self._background.finish()
+            else:
+                self._writer.wait_for(self._background.finish)
             self._background = None
 
     def __enter__(self) -> FileReader:
@@ -171,15 +181,19 @@ class FileReader:
             self._background = BackgroundWriter(self._writer)
         return self._background
 
-    def _start_pool(self) -> None:
-        with block_forks():
-            from agent_checkpoint.workspace.scan.reading.read_pool import (
-                ReadPool,  # slow, seldom needed
-            )
+    def _queue(self) -> ReadPool:
+        if self._pool is None:
+            with block_forks():
+                from agent_checkpoint.workspace.scan.reading.read_pool import (
+                    ReadPool,  # slow to load, seldom needed
+                )
 
-        self._wants_pool = False
-        background = self._writer_thread()
-        self._pool = ReadPool.start(self._root, background.compression, self._receive)
+            self._pool = ReadPool(self._receive)
+        return self._pool
+
+    def _start_processes(self) -> None:
+        self._has_processes = True
+        self._queue().start(self._root, lambda: self._writer_thread().compression)
 
     def _end_pool(self) -> None:
         if self._pool is not None:

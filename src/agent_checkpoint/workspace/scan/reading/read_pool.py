@@ -1,20 +1,20 @@
-"""The reader processes of one scan. Owns starting, feeding and killing them.
+"""The files that one scan has to read, and its reader processes. Owns starting and killing them.
 
 The scan lists and stats everything itself, counts the limit, and stores all objects. While it lists
-directories, files wait for the processes in a bounded queue. Then the scan reads from the queue,
-too, so that a slow process delays only its last batches.
+directories, files wait in a bounded queue; many of them are worth processes that read them. Then
+the scan reads from the queue, too, so that a slow process delays only its last batches.
 """
 
 from __future__ import annotations
 
 import fcntl
-import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from threading import Condition, Thread
+from typing import TYPE_CHECKING
 
-from agent_checkpoint.backends.os_support.own_program import start_on_further_cores
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import WorkspaceError
 from agent_checkpoint.options import Compression
 from agent_checkpoint.workspace.scan.reading.chunking import CHUNKED_FROM
@@ -30,6 +30,9 @@ from agent_checkpoint.workspace.scan.reading.read_messages import (
     read_message,
     write_message,
 )
+
+if TYPE_CHECKING:
+    import subprocess
 
 _WORKER = "agent_checkpoint.workspace.scan.reading.read_worker"
 _MOST_WORKERS = 8
@@ -86,10 +89,14 @@ class _Worker:
 
 
 class ReadPool:
-    """The reader processes of one scan, used by one thread."""
+    """The files to read of one scan and its reader processes, used by one thread."""
 
     def __init__(self, receive: Receive) -> None:
-        """Create an empty pool. `receive` gets the objects in stored form, in several threads."""
+        """Start without processes.
+
+        Args:
+            receive: gets the objects that processes read, in stored form, in several threads.
+        """
         self._receive = receive
         self._workers: list[_Worker] = []
         self._batch = _Batch(1)
@@ -100,26 +107,25 @@ class ReadPool:
         self._error: BaseException | None = None
         self._is_closed = False
 
-    @classmethod
-    def start(cls, root: int, compression: Compression, receive: Receive) -> ReadPool | None:
-        """Start one process per further core; None if there is none, or no process can be started.
+    def start(self, root: int, compression: Callable[[], Compression]) -> None:
+        """Start one process per further core, if there are any and they can be started.
 
         Args:
             root: the descriptor of the root directory.
-            compression: of the objects.
-            receive: called with the objects in stored form, by several threads.
+            compression: returns that of the objects; called while the processes start.
         """
-        pool = cls(receive)
-        arguments = [str(root), compression]
-        try:
-            for process in start_on_further_cores(
-                _WORKER, arguments, most=_MOST_WORKERS, fds=[root]
-            ):
-                pool.add(process)
-        except BaseException:
-            pool.close()
-            raise
-        return pool if pool._workers else None
+        with block_forks():
+            from agent_checkpoint.backends.os_support.own_program import (
+                start_on_further_cores,  # slow to load
+            )
+
+        for process in start_on_further_cores(_WORKER, [str(root)], most=_MOST_WORKERS, fds=[root]):
+            self.add(process)
+        chosen = compression()
+        for worker in self._workers:
+            if worker.process.stdin is not None:
+                with suppress(OSError):  # it has died, and does not get ready
+                    write_message(worker.process.stdin, chosen)
 
     def add(self, process: subprocess.Popen[bytes]) -> None:
         """Add a process that was started."""
@@ -134,7 +140,7 @@ class ReadPool:
     def take(
         self, path: bytes, requests: Sequence[ReadRequest], results: Results
     ) -> tuple[Sequence[ReadRequest], int]:
-        """Queue files of a directory for the processes.
+        """Queue files of a directory.
 
         Large files are stored in chunks as they are read, and are not queued.
 

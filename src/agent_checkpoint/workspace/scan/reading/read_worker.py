@@ -28,10 +28,10 @@ _NO_ZSTD = 3
 def main() -> int:
     """Serve requests for files below the open directory `argv[1]`. Returns the exit status."""
     root = int(sys.argv[1])
-    compression: Compression = "zstd" if sys.argv[2] == "zstd" else "zlib"
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    compression: Compression = "zstd" if read_message(requests) == "zstd" else "zlib"
     if compression == "zstd" and codecs.load_zstd() is None:
         return _NO_ZSTD  # it would pack other bytes
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
     gc.disable()  # it makes no cycles, and ends with the scan
     write_message(answers, READY)
     while (message := read_message(requests)) is not None:

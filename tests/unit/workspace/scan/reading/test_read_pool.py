@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -37,13 +38,11 @@ def parallel(monkeypatch: pytest.MonkeyPatch) -> "Iterator[list[read_pool.ReadPo
     pools: list[read_pool.ReadPool] = []
     real = read_pool.ReadPool.start
 
-    def start(*args: Any) -> "read_pool.ReadPool | None":
-        pool = real(*args)
-        if pool is not None:
-            pools.append(pool)
-            with pool._changed:
-                pool._changed.wait_for(lambda: all(each.is_ready for each in pool._workers), 60)
-        return pool
+    def start(pool: read_pool.ReadPool, *args: Any) -> None:
+        real(pool, *args)
+        pools.append(pool)
+        with pool._changed:
+            pool._changed.wait_for(lambda: all(each.is_ready for each in pool._workers), 60)
 
     monkeypatch.setattr(read_pool.ReadPool, "start", start)
     monkeypatch.setattr(own_program, "usable_cores", lambda: 3)
@@ -219,6 +218,68 @@ def test_directories_are_assembled_while_later_ones_are_read(
     assert tree.files == 320
 
 
+def test_a_small_tree_is_read_without_processes_and_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        (tmp_path / f"{number}").write_text(f"{number}")
+    readers: list[file_reader.FileReader] = []
+    real = file_reader.FileReader.finish
+
+    def finish(reader: file_reader.FileReader) -> None:
+        assert reader._pool is not None
+        assert not reader._pool._workers
+        assert reader._background is None
+        readers.append(reader)
+        real(reader)
+
+    monkeypatch.setattr(file_reader.FileReader, "finish", finish)
+    assert snapshot(tmp_path)[0].files == 20
+    assert len(readers) == 1
+
+
+def test_the_entry_waits_until_the_last_files_are_stored(
+    tmp_path: Path, parallel: "list[read_pool.ReadPool]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, 3)
+    done: list[str] = []
+    put, append = MemoryBackend.put_objects, MemoryBackend.append
+
+    def slow_put(*args: Any, **options: Any) -> None:
+        time.sleep(0.3)  # longer than the flush
+        put(*args, **options)
+        done.append("put")
+
+    def noted_append(self: MemoryBackend, stream: str, *args: Any, **options: Any) -> int:
+        if stream.startswith("key/"):
+            done.append("append")
+        return append(self, stream, *args, **options)
+
+    monkeypatch.setattr(MemoryBackend, "put_objects", slow_put)
+    monkeypatch.setattr(MemoryBackend, "append", noted_append)
+    snapshot(tmp_path)
+    assert done[-2:] == ["append", "put"]  # the last one puts the objects of the entry
+    assert "put" in done[:-2]
+
+
+def test_no_entry_is_written_if_the_last_files_cannot_be_stored(
+    tmp_path: Path, parallel: "list[read_pool.ReadPool]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, 3)
+    backend = MemoryBackend()
+
+    def full(*args: Any) -> None:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(MemoryBackend, "put_objects", full)
+    with Workspace(tmp_path, Store(backend), watch=False) as workspace:
+        with pytest.raises(StorageError, match="the disk is full"):
+            workspace.snapshot()
+        assert not [name for name in backend.streams() if name.startswith("key/")]
+        monkeypatch.undo()
+        assert workspace.snapshot().id == snapshot(tmp_path)[0].id
+
+
 def test_the_queue_is_bounded(
     tmp_path: Path, parallel: "list[read_pool.ReadPool]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,7 +334,9 @@ def test_collection_is_paused_until_the_snapshot_is_committed(
 
 def test_without_a_second_core_there_are_no_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_program, "usable_cores", lambda: 1)
-    assert read_pool.ReadPool.start(0, "zlib", lambda objects: None) is None
+    pool = read_pool.ReadPool(lambda objects: None)
+    pool.start(3, lambda: "zlib")
+    assert not pool._workers
 
 
 def test_an_interrupt_while_readers_start_leaves_none(
@@ -321,8 +384,8 @@ def test_a_reader_whose_objects_cannot_be_stored_is_ended(
     monkeypatch.setattr(own_program, "usable_cores", lambda: 2)
     root = os.open(tmp_path, os.O_RDONLY)
     try:
-        pool = read_pool.ReadPool.start(root, "zlib", receive)
-        assert pool is not None
+        pool = read_pool.ReadPool(receive)
+        pool.start(root, lambda: "zlib")
         _, number = pool.take(b"", [ReadRequest(b"file", 0, is_link=False)], {})
         with pool._changed:
             pool._changed.wait_for(lambda: pool._workers[0].is_ready, 60)
