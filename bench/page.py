@@ -63,7 +63,12 @@ WHY = {
     "LangGraph commits binary rows that nothing verifies.",
 }
 """Why targets are missed, as far as the floors tell, by the ids of rows."""
-_WORK = {"first": "first snapshot", "watching": "1 changed, watching"}
+_WORK = {
+    "first": "first snapshot",
+    "floor-first-backend": "its floor, stored by our backend",
+    "watching": "1 changed, watching",
+}
+"""The columns of the table of parts."""
 Floors = dict[tuple[str, str], list[Row]]
 """The rows of the floors, by their id and work."""
 
@@ -223,9 +228,10 @@ def _spread(times: dict[str, float] | None) -> str:
 
 
 def _parts(results: dict[str, Any]) -> list[str]:
-    """What the parts of two snapshots take, in the smaller directory."""
+    """What the parts of two snapshots and of a floor take, in the smaller directory."""
     sizes = results.get("workspaces", {}).get("sizes", [])
-    parts = sizes[0].get("parts_ms", {}) if sizes else {}
+    measured = sizes[0].get("parts_ms", {}) if sizes else {}
+    parts = {work: measured[work] for work in _WORK if work in measured}
     if not parts:
         return ["Where the time of a snapshot goes was not measured in this run."]
     files = f"{sizes[0]['files']:,} files"

@@ -114,7 +114,10 @@ def _whole_floor(stage: Stage) -> Taken:
 def _first_floor(stage: Stage, how: str) -> Taken:
     with stage.floor() as floor:
         os.sync()
-        return told(floor.ask("floor", "first_guarded", tree=stage.first_tree, how=how))
+        answer = floor.ask("floor", "first_guarded", tree=stage.first_tree, how=how)
+    if how == "backend":
+        stage.note_parts("floor-first-backend", answer["parts"])
+    return told(answer)
 
 
 def _backups(stage: Stage, restic: Restic, borg: Borg) -> Sides:

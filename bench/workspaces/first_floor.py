@@ -29,7 +29,8 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,6 +40,7 @@ from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.backends.sqlite_connections import SCHEMA
 from agent_checkpoint.store.objects.varint import write_varint
 from agent_checkpoint.workspace.safe_open import DirectoryOpener
+from bench.workspaces.parts import BUILD, COMMIT, INDEX, READ, START, STORE, WALK
 
 FILES = 64
 BATCHES = 4
@@ -66,6 +68,8 @@ class FirstFloor:
         self.rows: queue.Queue[dict[bytes, bytes] | None] = queue.Queue()
         self.waiting: deque[Any] = deque()
         self.readers: list[_Reader] = []
+        self.parts: dict[str, int] = {}
+        """The nanoseconds of each part of the snapshot."""
 
     def make_database(self) -> None:
         """Make an empty database."""
@@ -81,25 +85,38 @@ class FirstFloor:
     def run(self) -> str:
         """Take the snapshot; return the id of the tree, which is that of ours."""
         gc.disable()
-        self.root = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
-        cores = os.cpu_count() or 1
-        self.readers = [_Reader(self._read, self._receive) for _ in range(cores - 1)]
-        storing = threading.Thread(target=self._store)
-        storing.start()
-        self._walk()
-        while self.waiting:
-            self._feed()
-            if self.waiting:
-                self._receive(self._read(self.waiting.pop()))
-        for reader in self.readers:
-            reader.finish()
-        self.rows.put(None)
-        directories, files = self._directories()
-        storing.join()
-        self.commit(directories, files)
-        self._write_index()
+        with self._part(START):
+            self.root = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+            cores = os.cpu_count() or 1
+            self.readers = [_Reader(self._read, self._receive) for _ in range(cores - 1)]
+            storing = threading.Thread(target=self._store)
+            storing.start()
+        with self._part(WALK):
+            self._walk()
+        with self._part(READ):
+            while self.waiting:
+                self._feed()
+                if self.waiting:
+                    self._receive(self._read(self.waiting.pop()))
+            for reader in self.readers:
+                reader.finish()
+            self.rows.put(None)
+        with self._part(BUILD):
+            directories, files = self._directories()
+        with self._part(STORE):
+            storing.join()
+        with self._part(COMMIT):
+            self.commit(directories, files)
+        with self._part(INDEX):
+            self._write_index()
         gc.enable()
         return self.ids[b""][0].hex()
+
+    @contextmanager
+    def _part(self, name: str) -> Iterator[None]:
+        began = time.perf_counter_ns()
+        yield
+        self.parts[name] = time.perf_counter_ns() - began
 
     def _walk(self) -> None:
         libc = ctypes.CDLL(None)

@@ -150,7 +150,7 @@ class Floor:
         found: list[str] = []
         taken = _taken(lambda: found.append(guarded.run()))
         assert found == [tree] or not tree, "it is another tree"
-        return taken
+        return {**taken, "parts": guarded.parts}
 
     def _store(self, rows: dict[bytes, bytes]) -> None:
         with self.db as db:

@@ -18,26 +18,35 @@ from unittest.mock import patch
 from agent_checkpoint import Workspace
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.store.objects.writer import Writer
-from agent_checkpoint.workspace.scan import walk
+from agent_checkpoint.workspace.scan import scan_cache, walk
 from agent_checkpoint.workspace.scan.reading.background_writer import BackgroundWriter
 from agent_checkpoint.workspace.scan.reading.file_reader import FileReader
 from agent_checkpoint.workspace.scan.scan_cache import ScanCache
 from agent_checkpoint.workspace.scan.scanner import Scanner
 
 REST = "the rest: locks, records, the key"
+WALK = "events; list, stat and watch directories"
+START = "start reader processes"
+READ = "read files, or wait for them"
+BUILD = "build directories"
+STORE = "hand files over to be stored, and wait for it"
+PACK = "choose and pack new objects"
+COMMIT = "commit"
+INDEX = "encode and write the stat index"
 BORDERS: tuple[tuple[Any, str, str], ...] = (
     (Workspace, "snapshot", REST),
-    (Scanner, "scan", "events; list, stat and watch directories"),
-    (FileReader, "_start_pool", "start reader processes"),
-    (FileReader, "read", "read files, or wait for them"),
-    (FileReader, "wait", "read files, or wait for them"),
-    (walk, "assemble", "build directories"),
-    (BackgroundWriter, "store", "hand files over to be stored, and wait for it"),
-    (BackgroundWriter, "store_packed", "hand files over to be stored, and wait for it"),
-    (BackgroundWriter, "finish", "hand files over to be stored, and wait for it"),
-    (Writer, "flush", "choose and pack new objects"),
-    (SQLiteBackend, "append", "commit"),
-    (ScanCache, "_write", "write the stat index"),
+    (Scanner, "scan", WALK),
+    (FileReader, "_start_processes", START),
+    (FileReader, "read", READ),
+    (FileReader, "wait", READ),
+    (walk, "assemble", BUILD),
+    (BackgroundWriter, "store", STORE),
+    (BackgroundWriter, "store_packed", STORE),
+    (Writer, "wait", STORE),
+    (Writer, "flush", PACK),
+    (SQLiteBackend, "append", COMMIT),
+    (scan_cache, "encode_records", INDEX),
+    (ScanCache, "_write", INDEX),
 )
 
 
