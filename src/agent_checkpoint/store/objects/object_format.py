@@ -94,7 +94,9 @@ class PlainObject(NamedTuple):
 
     def stored(self, compression: Compression = "zlib") -> bytes:
         """Return the stored form, for a backend or an archive."""
-        return pack(self.plain, compression, ID_BYTES * len(self.refs))
+        # There are many small directories, and their objects are mostly references.
+        hashes = ID_BYTES * len(self.refs) if self.kind == DIRECTORY else 0
+        return pack(self.plain, compression, hashes)
 
 
 class PackedObject(PlainObject):
