@@ -283,6 +283,25 @@ def test_no_entry_is_written_if_the_last_files_cannot_be_stored(
         assert workspace.snapshot().id == snapshot(tmp_path)[0].id
 
 
+def test_a_diff_after_a_failed_snapshot_reads_the_files_again(
+    tmp_path: Path, parallel: "list[read_pool.ReadPool]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scan that failed knows files whose contents the store lacks."""
+
+    def full(self: MemoryBackend, objects: Any) -> None:
+        time.sleep(0.1)  # the scan has ended
+        raise StorageError("the disk is full")
+
+    with Workspace(tmp_path, Store(MemoryBackend()), watch=False) as workspace:
+        tree = workspace.snapshot()
+        (tmp_path / "new").write_text("the text")
+        with monkeypatch.context() as broken:
+            broken.setattr(MemoryBackend, "put_objects", full)
+            with pytest.raises(StorageError, match="the disk is full"):
+                workspace.snapshot()
+        assert "+the text" in workspace.diff(tree).text()
+
+
 def test_a_confirmed_capture_has_stored_what_the_store_had_lost(
     tmp_path: Path, parallel: "list[read_pool.ReadPool]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
