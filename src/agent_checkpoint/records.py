@@ -278,8 +278,8 @@ def is_object_id(object_id: object) -> bool:
 
 def only_object_ids(names: Collection[str]) -> list[str]:
     """Return the names that are object ids; faster than `is_object_id` for each."""
-    joined = "".join(names)
-    with suppress(ValueError):
+    with suppress(ValueError, TypeError):
+        joined = "".join(names)
         if set(map(len, names)) <= {64} and bytes.fromhex(joined).hex() == joined:
             return list(names)
     return list(filter(is_object_id, names))

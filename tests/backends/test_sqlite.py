@@ -6,6 +6,7 @@ import sqlite3
 import stat
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -316,3 +317,9 @@ def test_threads_save_through_the_manager(tmp_path):
     assert len(manager.history("k")) == 100
     assert manager.verify().ok
     manager.close()
+
+
+@pytest.mark.parametrize("bad", [5, None, b"a" * 64])
+def test_an_id_that_is_no_text_is_refused_like_a_malformed_one(tmp_path: Path, bad: Any) -> None:
+    with pytest.raises(InvalidInputError):
+        SQLiteBackend(tmp_path / "store").put_objects({bad: b"x"})

@@ -105,7 +105,7 @@ class RunRecorder:
         head = self._store.head(self._key)
         last = None if head is None or head.kind == Kind.SAFETY else head.parts.get(FILES)
         if only_changes and last == {OBJECT: captured.name}:
-            files.writer.committed()
+            files.writer.confirm()
             return None
         about: dict[str, Any] = {"command": self._command, "status": status, "seconds": seconds}
         parts = {FILES: captured, OUTPUT: self.output.dump(), RUN: encode(about, RUN)}

@@ -82,6 +82,8 @@ class Capture:
         return self.tree.ref
 
     def confirm(self) -> None:
-        """Confirm that the store already has a checkpoint of the captured tree."""
-        self._writer.wait()
-        self._writer.committed()
+        """Confirm that the store already has a checkpoint of the captured tree.
+
+        Raises StorageError.
+        """
+        self._writer.confirm()

@@ -658,7 +658,7 @@ class WorkspaceFiles:
     """The files of a workspace, as a part of a checkpoint with other parts."""
 
     writer: Writer
-    """The writer of the last capture; `committed` confirms that the store has the files."""
+    """The writer of the last capture; `confirm` confirms that the store has the files."""
 
     def __init__(self, workspace: Workspace, *, full: bool) -> None:
         self._workspace = workspace

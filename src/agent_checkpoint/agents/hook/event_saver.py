@@ -162,7 +162,7 @@ class EventSaver:
         for attempt in range(_ATTEMPTS):
             is_new = _has_changes(note, {OBJECT: captured.name}, head, before)
             if not is_new and (event.moment != AFTER or _is_recorded(store, key, event)):
-                files.writer.committed()  # the head already has these contents
+                files.writer.confirm()  # the head already has these contents
                 return None
             after = (0 if head is None else head.seq) if attempt < _ATTEMPTS - 1 else None
             try:

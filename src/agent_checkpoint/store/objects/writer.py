@@ -171,6 +171,15 @@ class Writer:
         self._trust.report_stored(names)
         self._trust.add([(name, self._pending[name]) for name in names], self.epoch)
 
+    def confirm(self) -> None:
+        """Run the commit callbacks without an entry: the store has one with these objects.
+
+        Raises:
+            StorageError: another thread could not store objects that the store had lost.
+        """
+        self.wait()
+        self.committed()
+
     def fill_cache(self, cache: ObjectCache) -> None:
         """Add the new objects to a cache, because they are likely to be read next.
 

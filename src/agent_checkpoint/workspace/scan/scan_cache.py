@@ -87,6 +87,11 @@ class ScanCache:
         """
         self.dir_state: DirState | None = None
         """The state found by the last scan."""
+        self.has_contents = True
+        """Whether the store has the contents of its files.
+
+        Not before the commit, and never if it fails.
+        """
         self.position: Position | None = None
         """The moment in a change journal after which that scan began, if a service watches."""
         self.copied: Copied | None = None
@@ -122,6 +127,7 @@ class ScanCache:
         self.dir_state = self.position = self._index = self._index_position = None
         self._backend = writer.backend
         self._own_paths = None
+        self.has_contents = True
         path = self._index_path()
         if writer.trust_cache and path is not None:
             with collection_paused():
@@ -154,6 +160,7 @@ class ScanCache:
             copied: the signatures of the copied files; None for an overlay.
         """
         self.dir_state = state
+        self.has_contents = True
         self.position = None
         self.copied = copied
         self._backend = backend
@@ -167,6 +174,7 @@ class ScanCache:
         writer: Writer,
         *,
         read: int,
+        ahead: bool,
         is_watching: bool,
         position: Position | None,
     ) -> None:
@@ -176,6 +184,7 @@ class ScanCache:
             state: the result.
             writer: the writer of the store.
             read: the number of files that were read.
+            ahead: whether their contents are stored already.
             is_watching: whether this process will know the changed paths.
             position: the moment in a change journal after which the scan began.
 
@@ -189,6 +198,7 @@ class ScanCache:
         not_stored = list(_not_stored(state))
         self._put_again(not_stored, writer)
         self.dir_state = state
+        self.has_contents = ahead or (self.has_contents and not read)
         self.position = position
         encoded = None
         is_first = self._is_index_due and self._index is None and 0 < state.files <= read
@@ -246,6 +256,8 @@ class ScanCache:
     ) -> None:
         for each in not_stored:
             each.is_stored = True
+        if state is self.dir_state:
+            self.has_contents = True
         index = self._index
         is_same = index is not None and index.root is state
         can_update = index is not None and index.records.is_read
@@ -308,7 +320,7 @@ class ScanCache:
 
     def _forget(self) -> None:
         self.dir_state = self.position = self._index = self._index_position = None
-        self._is_index_due = True
+        self.has_contents = self._is_index_due = True
 
     def _store_path(self) -> Path | None:
         return None if self._backend is None else self._backend.properties.path

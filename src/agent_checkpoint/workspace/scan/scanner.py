@@ -110,6 +110,9 @@ class Scanner:
             if not self._cache.is_for(writer, directory):
                 self.close()
                 self._begin(writer, directory)
+            if ahead and not self._cache.has_contents:
+                self.close()
+                self._cache.drop(writer)
             self._cache.directory = directory
             return self._scan(root, writer, full=full, ahead=ahead, changed=changed)
         except BaseException:
@@ -210,7 +213,12 @@ class Scanner:
             position = Position(self._token, self._last_full_scan, self._links, identity)
         is_watching = self._source is not None
         self._cache.keep(
-            state, writer, read=reader.count, is_watching=is_watching, position=position
+            state,
+            writer,
+            read=reader.count,
+            ahead=ahead,
+            is_watching=is_watching,
+            position=position,
         )
         return state
 

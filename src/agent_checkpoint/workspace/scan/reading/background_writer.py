@@ -39,7 +39,11 @@ class BackgroundWriter:
         self._error: BaseException | None = None
         self._is_dropped = False
         self._thread = Thread(target=self._run, name="agent-checkpoint-storing", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # as by Ctrl-C, when it may run already
+            self.end()
+            raise
 
     def store(self, objects: Mapping[str, PlainObject]) -> None:
         """Queue the objects that the store lacks.

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +18,7 @@ from agent_checkpoint import CheckpointManager, StorageError, Workspace, Workspa
 from agent_checkpoint.backends.memory import MemoryBackend
 from agent_checkpoint.backends.os_support import own_program
 from agent_checkpoint.store.objects.object_format import Object, open_object
+from agent_checkpoint.store.objects.references import CapturedState
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.scan.reading import file_reader, read_pool
 from agent_checkpoint.workspace.scan.reading.entry_reader import ReadRequest, ReadResult
@@ -30,6 +32,7 @@ from agent_checkpoint.workspace.scan.reading.read_messages import (
 from agent_checkpoint.workspace.tree.dir_state import Note
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import FILE, LINK, Item
+from agent_checkpoint.workspace.workspace import WorkspaceFiles
 
 
 @pytest.fixture
@@ -278,6 +281,66 @@ def test_no_entry_is_written_if_the_last_files_cannot_be_stored(
         assert not [name for name in backend.streams() if name.startswith("key/")]
         monkeypatch.undo()
         assert workspace.snapshot().id == snapshot(tmp_path)[0].id
+
+
+def test_a_diff_after_a_failed_snapshot_reads_the_files_again(
+    tmp_path: Path, parallel: "list[read_pool.ReadPool]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scan that failed knows files whose contents the store lacks."""
+
+    def full(self: MemoryBackend, objects: Any) -> None:
+        time.sleep(0.1)  # the scan has ended
+        raise StorageError("the disk is full")
+
+    with Workspace(tmp_path, Store(MemoryBackend()), watch=False) as workspace:
+        tree = workspace.snapshot()
+        (tmp_path / "new").write_text("the text")
+        with monkeypatch.context() as broken:
+            broken.setattr(MemoryBackend, "put_objects", full)
+            with pytest.raises(StorageError, match="the disk is full"):
+                workspace.snapshot()
+        assert "+the text" in workspace.diff(tree).text()
+
+
+def test_a_confirmed_capture_has_stored_what_the_store_had_lost(
+    tmp_path: Path, parallel: "list[read_pool.ReadPool]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an entry, too, it is waited for: the index says that all files are stored."""
+    for number in range(100):
+        (tmp_path / f"{number:03}").write_bytes(b"%d" % number)
+
+    def full(self: MemoryBackend, objects: Any) -> None:
+        if objects:  # the format record has none
+            time.sleep(0.1)  # the scan has ended
+            raise StorageError("the disk is full")
+
+    store = Store(MemoryBackend())
+    monkeypatch.setattr(MemoryBackend, "put_objects", full)
+    with Workspace(tmp_path, store, watch=False) as workspace:
+        files = WorkspaceFiles(workspace, full=False)
+        CapturedState(files, store.writer)
+        with pytest.raises(StorageError, match="the disk is full"):
+            files.writer.confirm()
+
+
+def test_a_storing_thread_ends_if_its_start_is_interrupted(
+    tmp_path: Path, parallel: "list[read_pool.ReadPool]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, 3)
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def interrupted(self: threading.Thread) -> None:
+        start(self)
+        if self.name == "agent-checkpoint-storing":
+            started.append(self)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        snapshot(tmp_path)
+    started[0].join(10)
+    assert not started[0].is_alive()
 
 
 def test_the_queue_is_bounded(
