@@ -202,8 +202,9 @@ class ScanCache:
         self.position = position
         encoded = None
         is_first = self._is_index_due and self._index is None and 0 < state.files <= read
-        if is_first and self._writes_index and self._index_path() is not None:
-            encoded = encode_records(state)  # now: another thread stores its last files
+        if is_first and not ahead and self._writes_index and self._index_path() is not None:
+            with suppress(IntegrityError):  # of directories in a damaged index: at the commit again
+                encoded = encode_records(state)  # now: another thread stores its last files
         writer.on_commit(lambda: self._committed(state, not_stored, is_watching, position, encoded))
 
     def note_learned(self, directories: int) -> None:
