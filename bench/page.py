@@ -53,15 +53,14 @@ SUBJECTS = {
 WHY = {
     "P1": "Reading, hashing and packing leave little room below the target, with zlib none. The "
     "rest is Python of our layers, most of it once for each directory: the table below has its "
-    "parts beside those of a floor. Listing also shares Python's lock with the thread that stores "
-    "files: on one core it takes 118 ms, that of the floor 97.",
+    "parts beside those of a floor. Part of it is waiting: listing shares Python's lock with the "
+    "threads that receive and store files.",
     "P2": "The commit is durable, and git's is not; the guarantees of a save take as long again as "
     "reading and storing the file. The rest is Python of our layers.",
     "P3": "Python starts, and imports the modules, in the time that git takes for 7,000 files.",
     "P5": "A copy of many files is limited by the file system, for each side.",
     "P6": "Random text cannot be compressed. Entries and objects with their hashes take the rest.",
-    "P8": "A load verifies the hash of each object and decompresses it; LangGraph parses one row. "
-    "Our layers are an eighth of the time.",
+    "P8": "A load verifies the hash of each object and decompresses it; LangGraph parses one row.",
     "P18": "Each step commits readable JSON, deduplicated objects with their hashes, and writes; "
     "LangGraph commits binary rows that nothing verifies.",
 }

@@ -33,7 +33,7 @@ _BATCHES = 16
 _BATCH_BYTES = 8 << 20
 PARALLEL_FROM_FILES = 400
 PARALLEL_FROM_BYTES = 32 << 20
-"""A scan that has read this many files or bytes starts reader processes."""
+"""A scan that has read or queued this many files or bytes starts reader processes."""
 
 
 class FileReader:
