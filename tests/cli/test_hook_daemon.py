@@ -28,12 +28,13 @@ def work(tmp_path: Path) -> Iterator[Scene]:
 
 
 def has_ended(process: int) -> bool:
-    """Tell whether it has let go of its lock and socket, too: later than of its command line."""
+    """Tell whether it has let go of its lock and socket, too: when its last thread has ended."""
     try:
         text = Path(f"/proc/{process}/stat").read_text()
+        threads = os.listdir(f"/proc/{process}/task")
     except FileNotFoundError:
         return True
-    return text.rpartition(")")[2].split()[0] == "Z"
+    return text.rpartition(")")[2].split()[0] == "Z" and len(threads) == 1
 
 
 def tools(work: Scene) -> list[str]:
