@@ -174,8 +174,7 @@ class Watcher:
         self._paths, self._watches, self._below = {}, {}, {}
 
     def _is_usable(self) -> bool:
-        # As `_process` does, without a call: this is asked for each directory.
-        return self._process == (os.getpid(), _forks) and self._closing.alive
+        return self._closing.alive and self._process == _process()
 
     def _watch(self, fd: int) -> int:
         # This link leads to the open directory, even if its path now leads elsewhere. So

@@ -111,6 +111,7 @@ class Scanner:
                 self.close()
                 self._begin(writer, directory)
             if ahead and not self._cache.has_contents:
+                # The last checkpoint was not committed, and nobody stores these files after us.
                 self.close()
                 self._cache.drop(writer)
             self._cache.directory = directory
